@@ -1,0 +1,23 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Configuration of the DRAM tier: the pool that workers copy into and out of."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from tierkv.config.base import TierConfig, TierName
+from tierkv.config.units import Size
+
+
+class DramConfig(TierConfig):
+    """The first tier; every configuration has exactly one."""
+
+    summary: ClassVar[str] = "Main memory, the first tier. Every configuration has exactly one."
+
+    type: Literal["dram"] = "dram"
+    name: TierName = Field("dram", description="Names the tier in metrics and variables")
+    capacity: Size = Field(
+        gt=0, description="Memory for chunks, taken at start; per engine, for all its workers"
+    )
