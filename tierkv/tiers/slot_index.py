@@ -44,6 +44,7 @@ class SlotIndex:
     ) -> None:
         assert policy.capacity == capacity
         self.capacity = capacity
+        self.limit = capacity
         self.on_evict = on_evict
         self._policy = policy
         self._slots: dict[bytes, int] = {}  # READY and FILLING
@@ -83,7 +84,8 @@ class SlotIndex:
 
     @property
     def free(self) -> int:
-        return self._counts[FREE]
+        """FREE slots below the limit."""
+        return self._counts[FREE] - (self.capacity - self.limit)
 
     @property
     def ready(self) -> int:
@@ -103,6 +105,17 @@ class SlotIndex:
     def evictable(self) -> int:
         """READY slots without a lease."""
         return self._counts[READY] - self._leased_ready
+
+    def set_limit(self, limit: int) -> None:
+        """Hand out only slots below `limit`: a slab that grows and shrinks on its medium.
+
+        Slots from `limit` on must be FREE. O(change).
+        """
+        assert 0 <= limit <= self.capacity
+        assert not any(self._states[limit : self.limit]), "slots above the limit are in use"
+        # Those that were used before are on no list any more: `_pop_free` dropped them.
+        self._freed.extend(range(self.limit, min(limit, self._fresh)))
+        self.limit = limit
 
     # -- filling ---------------------------------------------------------------------------------
 
@@ -150,7 +163,7 @@ class SlotIndex:
 
     def adopt(self, key: bytes, slot: int) -> None:
         """Recovery: this FREE slot holds `key` and is READY. Call from the oldest to the newest."""
-        assert self._states[slot] == FREE, f"slot {slot} is taken"
+        assert self._states[slot] == FREE and slot < self.limit, f"slot {slot} is taken"
         assert key not in self._slots
         self._keys[slot] = key
         self._slots[key] = slot
@@ -237,13 +250,15 @@ class SlotIndex:
             assert self._keys[slot] == key
             assert states[slot] in (READY, FILLING)
         assert len(self._policy) == len(self._slots)
-        untouched = sum(states[slot] == FREE for slot in range(self._fresh, self.capacity))
-        freed = {slot for slot in self._freed if states[slot] == FREE and slot < self._fresh}
-        assert len(freed) + untouched == self._counts[FREE]
+        known = min(self._fresh, self.limit)
+        untouched = sum(states[slot] == FREE for slot in range(self._fresh, self.limit))
+        assert not any(states[self.limit :]), "a slot above the limit is in use"
+        freed = {slot for slot in self._freed if states[slot] == FREE and slot < known}
+        assert len(freed) + untouched == self.free
 
     def _take(self, key: bytes) -> int | None:
         assert key not in self._slots, "the key is in the index already"
-        slot = self._pop_free() if self._counts[FREE] else self._victim()
+        slot = self._pop_free() if self.free else self._victim()
         if slot is None:
             return None
         self._keys[slot] = key
@@ -255,7 +270,8 @@ class SlotIndex:
         states = self._states
         while self._freed:
             slot = self._freed.pop()
-            if states[slot] == FREE and slot < self._fresh:  # else adopted since it was freed
+            # Else adopted since it was freed, or above the limit.
+            if states[slot] == FREE and slot < min(self._fresh, self.limit):
                 return slot
         while states[self._fresh] != FREE:  # adopted
             self._fresh += 1
