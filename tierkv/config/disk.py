@@ -19,9 +19,12 @@ class DiskConfig(LowerTierConfig):
     type: Literal["disk"] = "disk"
     name: TierName = Field("disk", description="Names the tier in metrics and variables")
     path: AbsolutePath = Field(
-        description="Directory of the tier; made with mode 0700 if it is missing. One engine each"
+        examples=["/var/lib/tierkv"],
+        description="Directory of the tier; made with mode 0700 if it is missing. One engine each",
     )
-    capacity: Size = Field(gt=0, description="Most bytes on disk, all models together")
+    capacity: Size = Field(
+        gt=0, examples=["1TiB"], description="Most bytes on disk, all models together"
+    )
     min_free: Size = Field(
         1 << 30, ge=0, description="Free space of the file system that the tier leaves to others"
     )

@@ -19,5 +19,7 @@ class DramConfig(TierConfig):
     type: Literal["dram"] = "dram"
     name: TierName = Field("dram", description="Names the tier in metrics and variables")
     capacity: Size = Field(
-        gt=0, description="Memory for chunks, taken at start; per engine, for all its workers"
+        gt=0,
+        examples=["32GiB"],
+        description="Memory for chunks, taken at start; per engine, for all its workers",
     )

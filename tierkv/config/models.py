@@ -100,6 +100,7 @@ class TierKVConfig(Model):
     )
     tiers: tuple[AnyTier, ...] = Field(
         description="Where KV is kept, fastest first; the first is dram",
+        examples=["[{type: dram, capacity: 8GiB}]"],
         json_schema_extra={"minItems": 1},
     )
 
