@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Installs the programs that some tests run, with the system's package manager, where possible.
+
+Runs on any Python 3.8 or newer. Without a known package manager or the right to use it, it says
+what is missing and how to install it, and lets the tests go on: those that need it say so.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+
+PACKAGES = {
+    # manager: (commands in front, {program: package})
+    "apt-get": (
+        ["apt-get", "install", "-y", "--no-install-recommends"],
+        {"redis-server": "redis-server"},
+    ),
+    "dnf": (["dnf", "install", "-y"], {"redis-server": "redis"}),
+    "yum": (["yum", "install", "-y"], {"redis-server": "redis"}),
+    "zypper": (["zypper", "--non-interactive", "install"], {"redis-server": "redis"}),
+    "apk": (["apk", "add"], {"redis-server": "redis"}),
+    "pacman": (["pacman", "-S", "--noconfirm", "--needed"], {"redis-server": "redis"}),
+}
+PROGRAMS = ("redis-server", "strace")
+
+
+def say(text):
+    print("[test-tools] " + text, flush=True)
+
+
+def privilege():
+    """What goes in front of a command that changes the system; None if it cannot be had."""
+    if os.geteuid() == 0:
+        return []
+    sudo = shutil.which("sudo")
+    if sudo is None:
+        return None
+    if subprocess.run([sudo, "-n", "true"], capture_output=True).returncode == 0:
+        return [sudo]
+    # A person at a terminal can type a password; a CI job would wait for ever.
+    return [sudo] if sys.stdin.isatty() else None
+
+
+def run(command):
+    environment = dict(os.environ, DEBIAN_FRONTEND="noninteractive")
+    say("$ " + " ".join(command))
+    done = subprocess.run(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
+    )
+    if done.returncode:
+        print("\n".join("  | " + line for line in done.stdout.splitlines()[-8:]), flush=True)
+    return done.returncode == 0
+
+
+def main():
+    missing = [program for program in PROGRAMS if shutil.which(program) is None]
+    if not missing:
+        return
+    say("missing: " + ", ".join(missing))
+    manager = next((name for name in PACKAGES if shutil.which(name)), None)
+    if manager is None:
+        say("no package manager known here; install them by hand: tests that need them will say so")
+        return
+    command, names = PACKAGES[manager]
+    command = [*command, *(names.get(program, program) for program in missing)]
+    front = privilege()
+    if front is None:
+        say("no right to install; run this as root: " + " ".join(command))
+        return
+    done = run([*front, *command])
+    if not done and manager == "apt-get":
+        # A fresh container has no package lists.
+        done = run([*front, "apt-get", "update"]) and run([*front, *command])
+    if not done:
+        say("could not install them: tests that need them will say so")
+
+
+if __name__ == "__main__":
+    main()
