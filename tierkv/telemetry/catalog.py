@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every metric once: the reference page, the exporter, the dashboards and the tests read this list.
+
+Labels hold no request id, key, path or user data. All their values are listed here, so that every
+series exists from the start, at zero; only the names of tiers come from the configuration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import product
+
+from tierkv.errors import ErrorKind
+
+
+class Kind(StrEnum):
+    """Prometheus type."""
+
+    COUNTER = "counter"
+    GAUGE = "gauge"
+    HISTOGRAM = "histogram"
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    """One label and what it may say.
+
+    Attributes:
+        name: as in Prometheus.
+        values: fixed values.
+        tiers: the names of the configured tiers are allowed too.
+    """
+
+    name: str
+    values: tuple[str, ...] = ()
+    tiers: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One metric.
+
+    Attributes:
+        name: full name, base unit and `_total` included.
+        kind: see `Kind`.
+        help: one sentence.
+        labels: in the order in which `Counters` keeps their values.
+        buckets: upper bounds of a histogram, ascending, without infinity.
+    """
+
+    name: str
+    kind: Kind
+    help: str
+    labels: tuple[Label, ...] = ()
+    buckets: tuple[float, ...] = ()
+
+    def series(self, tiers: Sequence[str]) -> Iterator[tuple[str, ...]]:
+        """Every combination of label values, given the names of the tiers."""
+        return product(*((*label.values, *(tiers if label.tiers else ())) for label in self.labels))
+
+
+OUTCOMES = (
+    "hit",
+    "miss",
+    "late",
+    "unavailable",
+    "skipped",
+    "failed",
+    "recomputed",
+    "tail",
+    "declined",
+)
+"""Where each query token ends up; exactly one of these."""
+
+_SECONDS = (*(n * 10.0**power for power in range(-4, 1) for n in (1, 2, 5)), 10.0)
+
+_TIER = Label("tier", tiers=True)
+_OP = Label("op", ("load", "save"))
+
+CATALOG: tuple[Metric, ...] = (
+    Metric(
+        "tierkv_query_tokens_total",
+        Kind.COUNTER,
+        "Prompt tokens that the engine's own prefix cache lacked, by what became of them.",
+        (
+            Label("outcome", OUTCOMES),
+            Label("tier", ("none",), tiers=True),
+            Label("reuse", ("exact", "none")),
+        ),
+    ),
+    Metric(
+        "tierkv_lookup_chunks_total",
+        Kind.COUNTER,
+        "Chunks asked for at admission, by what each tier asked said.",
+        (_TIER, Label("result", ("hit", "miss", "pending", "unavailable"))),
+    ),
+    Metric("tierkv_chunks", Kind.GAUGE, "Chunks held.", (_TIER,)),
+    Metric("tierkv_used_bytes", Kind.GAUGE, "Bytes in use on the tier's medium.", (_TIER,)),
+    Metric("tierkv_capacity_bytes", Kind.GAUGE, "Most bytes the tier may use.", (_TIER,)),
+    Metric(
+        "tierkv_io_bytes_total",
+        Kind.COUNTER,
+        "Bytes moved to and from the media of the tiers below DRAM.",
+        (_TIER, _OP),
+    ),
+    Metric(
+        "tierkv_io_duration_seconds",
+        Kind.HISTOGRAM,
+        "Time of one chunk's load from or save to a tier below DRAM, queueing excluded.",
+        (_TIER, _OP),
+        _SECONDS,
+    ),
+    Metric(
+        "tierkv_queue_depth",
+        Kind.GAUGE,
+        "Chunks waiting for or in I/O.",
+        (_TIER, _OP),
+    ),
+    Metric(
+        "tierkv_inflight_bytes",
+        Kind.GAUGE,
+        "Bytes of DRAM slots waiting for or in I/O.",
+        (_TIER, _OP),
+    ),
+    Metric("tierkv_leased_slots", Kind.GAUGE, "DRAM slots that a copy or I/O keeps from eviction."),
+    Metric(
+        "tierkv_moves_total",
+        Kind.COUNTER,
+        "Chunks copied from one tier to another, by what caused it.",
+        (
+            Label("source", tiers=True),
+            Label("target", tiers=True),
+            Label("reason", ("load", "prefetch", "through", "on_reuse", "on_evict")),
+        ),
+    ),
+    Metric(
+        "tierkv_evictions_total",
+        Kind.COUNTER,
+        "Chunks a tier gave up.",
+        (_TIER, Label("reason", ("capacity", "invalid", "reset"))),
+    ),
+    Metric(
+        "tierkv_saves_dropped_total",
+        Kind.COUNTER,
+        "Chunks that were to be saved and were not.",
+        (
+            _TIER,
+            Label(
+                "reason",
+                ("no_slot", "queue_full", "unavailable", "refused", "failed", "reset", "shutdown"),
+            ),
+        ),
+    ),
+    Metric(
+        "tierkv_errors_total",
+        Kind.COUNTER,
+        "Operations on a tier that failed.",
+        (_TIER, Label("kind", tuple(kind.value for kind in ErrorKind))),
+    ),
+    Metric(
+        "tierkv_declined_requests_total",
+        Kind.COUNTER,
+        "Requests that ran as if TierKV were absent.",
+        (Label("reason", ("prompt_embeds", "streaming_input", "no_read", "opted_out")),),
+    ),
+    Metric(
+        "tierkv_breaker_state",
+        Kind.GAUGE,
+        "Whether the tier is asked: 0 closed (yes), 1 half-open (one probe), 2 open (no).",
+        (_TIER,),
+    ),
+)
+
+BY_NAME: dict[str, Metric] = {metric.name: metric for metric in CATALOG}
