@@ -13,7 +13,7 @@ parent is always the more recent (and never the less frequent) one.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 
 class EvictionPolicy(ABC):
@@ -30,6 +30,11 @@ class EvictionPolicy(ABC):
     def touch(self, slot: int) -> None:
         """The slot was used. It is in the order."""
 
+    def touch_run(self, slots: Iterable[int]) -> None:
+        """`touch` each of these, in this order. Hot path: chains of thousands."""
+        for slot in slots:
+            self.touch(slot)
+
     @abstractmethod
     def remove(self, slot: int) -> None:
         """The slot was emptied for another reason than `victim`. It is in the order."""
@@ -39,6 +44,13 @@ class EvictionPolicy(ABC):
         """Take the next slot to give up out of the order and return it.
 
         Slots that are not `evictable` (leased) keep a place in the order. None if there is none.
+        """
+
+    @abstractmethod
+    def forecast(self, count: int) -> list[int]:
+        """At most `count` slots that come up next, soonest first, whether leased or not.
+
+        Changes nothing. What is used in the meantime may stay after all. O(count).
         """
 
     @abstractmethod

@@ -9,7 +9,7 @@ neighbour the newest one.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from tierkv.policies.base import EvictionPolicy
 
@@ -44,6 +44,27 @@ class LRU(EvictionPolicy):
         self._unlink(slot)
         self._link_newest(slot)
 
+    def touch_run(self, slots: Iterable[int]) -> None:
+        """A chain mostly lies in the list as it was last touched: move such stretches whole."""
+        newer, older, head = self._newer, self._older, self._head
+        self._resume = head  # it may be among them
+        rest = iter(slots)
+        first = last = next(rest, head)
+        while first != head:
+            slot = next(rest, head)
+            if slot != head and newer[last] == slot:
+                last = slot
+                continue
+            before, after = older[first], newer[last]
+            newer[before] = after
+            older[after] = before
+            newest = older[head]
+            newer[newest] = first
+            older[first] = newest
+            newer[last] = head
+            older[head] = last
+            first = last = slot
+
     def remove(self, slot: int) -> None:
         self._unlink(slot)
         self._newer[slot] = _ABSENT
@@ -64,6 +85,15 @@ class LRU(EvictionPolicy):
             return None
         self.remove(slot)
         return slot
+
+    def forecast(self, count: int) -> list[int]:
+        newer, head = self._newer, self._head
+        slots: list[int] = []
+        slot = newer[head]
+        while slot != head and len(slots) < count:
+            slots.append(slot)
+            slot = newer[slot]
+        return slots
 
     def __len__(self) -> int:
         return self._size

@@ -72,6 +72,20 @@ class S3FIFO(EvictionPolicy):
         slot = self._evict_main(evictable)
         return slot if slot is not None else self._evict_small(evictable)
 
+    def forecast(self, count: int) -> list[int]:
+        """The small queue's unused slots, then the main queue's."""
+        slots: list[int] = []
+        for queue, most in ((_SMALL, _PROMOTE_ABOVE), (_MAIN, 0)):
+            head = self.capacity + queue
+            slot = self._newer[head]
+            looked = 0
+            while slot != head and looked < count and len(slots) < count:
+                if self._freq[slot] <= most:
+                    slots.append(slot)
+                looked += 1
+                slot = self._newer[slot]
+        return slots
+
     def __len__(self) -> int:
         return self._sizes[_SMALL] + self._sizes[_MAIN]
 

@@ -17,7 +17,7 @@ its answer may be out of date by the time it is used.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from tierkv.policies.base import EvictionPolicy
 
@@ -163,7 +163,8 @@ class SlotIndex:
 
     def adopt(self, key: bytes, slot: int) -> None:
         """Recovery: this FREE slot holds `key` and is READY. Call from the oldest to the newest."""
-        assert self._states[slot] == FREE and slot < self.limit, f"slot {slot} is taken"
+        assert self._states[slot] == FREE, f"slot {slot} is taken"
+        assert slot < self.limit, f"slot {slot} is beyond the limit"
         assert key not in self._slots
         self._keys[slot] = key
         self._slots[key] = slot
@@ -193,12 +194,41 @@ class SlotIndex:
         else:
             self._free(slot)
 
+    def lease_run(self, keys: Iterable[bytes]) -> list[int]:
+        """Lease what is READY from the first key on; the slots, up to the first that is not.
+
+        Hot path: about 0.2 µs a key, where `get` and `lease` would take twice that.
+        """
+        find, states, leases = self._slots.get, self._states, self._leases
+        slots: list[int] = []
+        newly = 0
+        for key in keys:
+            slot = find(key)
+            if slot is None or states[slot] != READY:
+                break
+            count = leases[slot]
+            if not count:
+                newly += 1
+            leases[slot] = count + 1
+            slots.append(slot)
+        self._leased += newly
+        self._leased_ready += newly
+        return slots
+
     def leases(self, slot: int) -> int:
         return self._leases[slot]
 
     def touch(self, slot: int) -> None:
         """The READY or FILLING slot was used."""
         self._policy.touch(slot)
+
+    def touch_run(self, slots: Sequence[int]) -> None:
+        """A chain was used, first chunk first: touch it from its end, so that leaves go first."""
+        self._policy.touch_run(reversed(slots))
+
+    def forecast(self, count: int) -> list[int]:
+        """READY slots without a lease among the `count` that the policy gives up next."""
+        return [slot for slot in self._policy.forecast(count) if self._is_evictable(slot)]
 
     # -- forgetting ------------------------------------------------------------------------------
 

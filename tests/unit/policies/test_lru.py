@@ -17,8 +17,9 @@ Step = tuple[str, int]
 def steps(seed: int, leases: int) -> list[Step]:
     """1,000 steps; `leases` in a hundred of them are leases. Seeds run deep where lists do not."""
     rng = Random(seed)
-    weights = [30, 20, 5, 30, leases]
-    actions = rng.choices(["insert", "touch", "remove", "victim", "lease"], weights, k=1000)
+    weights = [30, 10, 10, 5, 30, leases]
+    kinds = ["insert", "touch", "run", "remove", "victim", "lease"]
+    actions = rng.choices(kinds, weights, k=1000)
     return [(action, rng.randrange(CAPACITY)) for action in actions]
 
 
@@ -34,6 +35,12 @@ def test_the_victim_is_the_least_recently_used_slot_that_is_not_leased(seed: int
         elif action == "touch" and slot in order:
             lru.touch(slot)
             order.move_to_end(slot)
+        elif action == "run":
+            now = list(order)
+            run = [*now[slot // 2 : slot], *now[slot + 1 :]][: slot + 1]
+            lru.touch_run(run)
+            for each in run:
+                order.move_to_end(each)
         elif action == "remove" and slot in order:
             lru.remove(slot)
             del order[slot]
@@ -44,6 +51,7 @@ def test_the_victim_is_the_least_recently_used_slot_that_is_not_leased(seed: int
             assert lru.victim(lambda s: s not in leased) == expected
             order.pop(expected, None)  # type: ignore[arg-type]
         assert len(lru) == len(order)
+        assert lru.forecast(5) == list(order)[:5]
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -61,6 +69,8 @@ def test_whatever_is_released_a_victim_is_found_exactly_while_there_is_one(seed:
             held.add(slot)
         elif action == "touch" and slot in held:
             lru.touch(slot)
+        elif action == "run":
+            lru.touch_run(sorted(held)[slot:])
         elif action == "remove" and slot in held:
             lru.remove(slot)
             held.discard(slot)

@@ -148,3 +148,15 @@ def test_with_every_slot_leased_there_is_no_victim_and_no_endless_round() -> Non
         policy.touch(n)
     assert policy.victim(lambda s: False) is None
     assert len(policy) == 10
+
+
+def test_the_forecast_names_the_next_victims_if_nothing_is_used_meanwhile() -> None:
+    policy = S3FIFO(20)
+    for n in range(20):
+        policy.insert(n, b"%d" % n)
+    for n in (0, 3):  # used again and again: these stay
+        policy.touch(n)
+        policy.touch(n)
+    forecast = policy.forecast(10)
+    assert forecast == [1, 2, 4, 5, 6, 7, 8, 9]  # it looks at ten, and leaves out those two
+    assert [policy.victim(lambda s: True) for _ in forecast] == forecast

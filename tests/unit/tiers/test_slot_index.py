@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -86,6 +88,21 @@ class SlotIndexMachine(RuleBasedStateMachine):
         if slot is not None:
             self.index.lease(slot, count)
             self.leases[slot] = self.leases.get(slot, 0) + count
+
+    @rule(names=st.lists(keys, max_size=5, unique=True))
+    def lease_run(self, names: list[bytes]) -> None:
+        ready = list(itertools.takewhile(self.ready.__contains__, names))
+        slots = self.index.lease_run(names)
+        assert slots == [self.ready[name] for name in ready]
+        for slot in slots:
+            self.leases[slot] = self.leases.get(slot, 0) + 1
+        self.index.touch_run(slots)
+
+    @rule(count=st.integers(0, CAPACITY))
+    def forecast(self, count: int) -> None:
+        slots = self.index.forecast(count)
+        assert len(slots) <= count
+        assert set(slots) <= set(self.ready.values()) - set(self.leases)
 
     @precondition(lambda self: self.leases)
     @rule(data=st.data())
