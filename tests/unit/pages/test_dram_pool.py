@@ -1,0 +1,275 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The pool's memory: who sees which bytes, how much there is, and what is left of it."""
+
+from __future__ import annotations
+
+import mmap
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tierkv.errors import GeometryError, TierError
+from tierkv.pages.layout import SlotLayout
+from tierkv.pages.pool import DramPool, PoolHandle, PoolRegion
+
+LAYOUT = SlotLayout(chunk_tokens=64, block_tokens=16, block_bytes=3000, ranks=2)
+STRIDE = 12288  # 4 blocks of 3,000 bytes, padded to 4 KiB
+
+
+@pytest.fixture
+def pool() -> Iterator[DramPool]:
+    pool = DramPool(LAYOUT, 5 * 2 * STRIDE + STRIDE)
+    yield pool
+    pool.close()
+
+
+def _taken(pool: DramPool) -> int:
+    """Bytes of the machine's memory that the pool has taken."""
+    return os.stat(pool.handle.path).st_blocks * 512
+
+
+def test_a_pool_has_as_many_whole_slots_as_its_capacity_holds(pool: DramPool) -> None:
+    assert pool.slots == 5
+    assert pool.handle.size_bytes == 5 * 2 * STRIDE
+    assert os.stat(pool.handle.path).st_size == 5 * 2 * STRIDE
+
+
+@pytest.mark.parametrize("capacity", [0, -1, 2 * STRIDE - 1])
+def test_a_capacity_below_one_slot_is_refused_and_says_what_is_needed(capacity: int) -> None:
+    with pytest.raises(GeometryError, match=r"dram: capacity=.* at least 24576 bytes"):
+        DramPool(LAYOUT, capacity)
+
+
+def test_memory_that_the_system_cannot_give_is_a_tier_error_and_holds_no_descriptor() -> None:
+    before = sorted(os.listdir("/proc/self/fd"))
+    with pytest.raises(TierError, match="lower capacity"):
+        DramPool(LAYOUT, 1 << 60)
+    assert sorted(os.listdir("/proc/self/fd")) == before
+
+
+def test_every_byte_of_a_part_belongs_to_one_slot_and_one_rank(pool: DramPool) -> None:
+    for slot in range(5):
+        for rank, part in enumerate(pool.parts(slot)):
+            assert part.nbytes == STRIDE
+            assert not part.readonly
+            part[:] = bytes([10 * rank + slot + 1]) * STRIDE
+    whole = Path(pool.handle.path).read_bytes()
+    assert whole == b"".join(
+        bytes([10 * rank + slot + 1]) * STRIDE for rank in (0, 1) for slot in range(5)
+    )
+
+
+def test_parts_are_aligned_for_direct_io(pool: DramPool) -> None:
+    for slot in range(5):
+        for part in pool.parts(slot):
+            assert np.frombuffer(part, np.uint8).ctypes.data % 4096 == 0
+
+
+@pytest.mark.parametrize("slot", [-1, 5])
+def test_a_slot_out_of_range_is_an_error_not_a_neighbour(pool: DramPool, slot: int) -> None:
+    with pytest.raises(IndexError):
+        pool.parts(slot)
+
+
+def test_memory_is_taken_when_first_touched(pool: DramPool) -> None:
+    assert _taken(pool) == 0
+    pool.parts(3)[1][0] = 1
+    assert 4096 <= _taken(pool) < pool.handle.size_bytes
+
+
+def test_populate_gives_the_named_slots_memory_and_keeps_their_bytes(pool: DramPool) -> None:
+    pool.parts(2)[1][:3] = b"abc"
+    region = PoolRegion.attach(pool.handle, 1)
+    region.populate([2, 4, 2])
+    assert 2 * STRIDE <= _taken(pool)
+    assert bytes(region.array[2, :3]) == b"abc"
+    assert not region.array[4].any()
+    region.close()
+
+
+class _Mapping:
+    def __init__(self, error: OSError) -> None:
+        self.calls: list[tuple[int, int, int]] = []
+        self._error = error
+
+    def madvise(self, *call: int) -> None:
+        self.calls.append(call)  # type: ignore[arg-type]
+        raise self._error
+
+    def close(self) -> None: ...
+
+
+def test_populate_asks_once_for_whole_pages_and_an_old_kernel_may_not_know_it(
+    pool: DramPool,
+) -> None:
+    region = PoolRegion.attach(pool.handle, 0)
+    real, region._mapping = region._mapping, _Mapping(OSError(22, "EINVAL"))
+    region.populate([1])
+    region.populate([1])
+    [(_, start, length)] = region._mapping.calls
+    assert start % mmap.PAGESIZE == 0
+    assert start <= region._skip + STRIDE
+    assert start + length == region._skip + 2 * STRIDE
+    region._mapping = real
+    region.close()
+
+
+def test_populate_without_memory_is_an_error_each_time(pool: DramPool) -> None:
+    region = PoolRegion.attach(pool.handle, 0)
+    real, region._mapping = region._mapping, _Mapping(OSError(12, "ENOMEM"))
+    for _ in range(2):
+        with pytest.raises(OSError, match="ENOMEM"):
+            region.populate([1])
+    region._mapping = real
+    region.close()
+
+
+def test_a_region_is_one_rank_of_the_same_memory(pool: DramPool) -> None:
+    regions = [PoolRegion.attach(pool.handle, rank) for rank in (0, 1)]
+    for rank, region in enumerate(regions):
+        assert region.array.shape == (5, STRIDE)
+        pool.parts(4)[rank][-1] = 7 + rank
+        assert region.array[4, -1] == 7 + rank
+        region.array[1, 0] = 20 + rank
+        assert pool.parts(1)[rank][0] == 20 + rank
+    assert not PoolRegion.attach(pool.handle, 0).array[[0, 2, 3]].any()
+    for region in regions:
+        region.close()
+
+
+def test_a_machine_with_larger_pages_maps_from_the_page_before(
+    pool: DramPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mmap, "ALLOCATIONGRANULARITY", 65536)
+    pool.parts(0)[1][:] = b"\x05" * STRIDE
+    region = PoolRegion.attach(pool.handle, 1)
+    assert region._skip == 5 * STRIDE % 65536 != 0
+    assert (region.array[0] == 5).all()
+    assert not region.array[1:].any()
+    region.close()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"slots": 4}, {"size_bytes": 4096}, {"layout": replace(LAYOUT, ranks=1)}],
+    ids=["slots", "size", "layout"],
+)
+def test_a_handle_that_contradicts_itself_is_refused(
+    pool: DramPool, change: dict[str, object]
+) -> None:
+    with pytest.raises(GeometryError, match="do not agree"):
+        PoolRegion.attach(replace(pool.handle, **change), 0)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("rank", [-1, 2])
+def test_a_rank_that_the_pool_lacks_is_refused(pool: DramPool, rank: int) -> None:
+    with pytest.raises(GeometryError, match="rank"):
+        PoolRegion.attach(pool.handle, rank)
+
+
+def test_a_file_that_is_no_sealed_pool_of_that_size_is_refused(
+    pool: DramPool, tmp_path: Path
+) -> None:
+    other = DramPool(LAYOUT, 2 * 2 * STRIDE)
+    plain = tmp_path / "file"
+    plain.write_bytes(bytes(pool.handle.size_bytes))
+    for path in (other.handle.path, str(plain)):
+        with pytest.raises(GeometryError, match="is not the pool"):
+            PoolRegion.attach(replace(pool.handle, path=path), 0)
+    other.close()
+
+
+def test_nobody_can_cut_the_memory_short_under_its_readers(pool: DramPool) -> None:
+    fd = os.open(pool.handle.path, os.O_RDWR)
+    with pytest.raises(PermissionError):
+        os.ftruncate(fd, 0)
+    os.close(fd)
+
+
+def test_a_pool_that_was_closed_cannot_be_attached_or_used(pool: DramPool) -> None:
+    pool.close()
+    pool.close()
+    with pytest.raises(TierError, match="cannot map"):
+        PoolRegion.attach(pool.handle, 0)
+    with pytest.raises(ValueError, match="released"):
+        pool.parts(0)
+
+
+def test_closing_leaves_views_in_flight_usable_and_no_descriptor_behind() -> None:
+    before = sorted(os.listdir("/proc/self/fd"))
+    pool = DramPool(LAYOUT, 2 * STRIDE)
+    region = PoolRegion.attach(pool.handle, 1)
+    part, array = pool.parts(0)[1], region.array
+    pool.close()
+    region.close()
+    array[0, 0] = 9
+    assert part[0] == 9
+    assert region.array.size == 0
+    part.release()
+    del array, pool, region
+    assert sorted(os.listdir("/proc/self/fd")) == before
+
+
+def _write_as_rank(handle: PoolHandle, rank: int) -> None:
+    region = PoolRegion.attach(handle, rank)
+    region.array[:] = np.arange(handle.slots, dtype=np.uint8)[:, None] + 10 * rank
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_workers_in_other_processes_write_their_rank_and_may_die_of_kill_9(
+    pool: DramPool,
+) -> None:
+    spawn = multiprocessing.get_context("spawn")  # hands the handle over by pickle
+    workers = [spawn.Process(target=_write_as_rank, args=(pool.handle, n)) for n in (0, 1)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(60)
+        assert worker.exitcode == -signal.SIGKILL
+        worker.close()
+    for slot in range(5):
+        for rank, part in enumerate(pool.parts(slot)):
+            assert bytes(part) == bytes([slot + 10 * rank]) * STRIDE
+
+
+OWNER = """
+import sys
+from tierkv.pages.layout import SlotLayout
+from tierkv.pages.pool import DramPool
+pool = DramPool(SlotLayout(64, 16, 3000, 2), 5 * 2 * 12288)
+for slot in range(5):
+    for part in pool.parts(slot):
+        part[:] = bytes([slot + 1]) * 12288
+print(pool.handle.path, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_kill_9_of_the_owner_leaves_its_workers_their_bytes_and_nothing_else() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", OWNER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as owner:
+        assert owner.stdout is not None
+        path = owner.stdout.readline().strip()
+        handle = PoolHandle(path, 5 * 2 * STRIDE, 5, LAYOUT)
+        region = PoolRegion.attach(handle, 1)
+        owner.kill()
+        assert owner.wait(60) == -signal.SIGKILL
+    assert [int(region.array[slot, -1]) for slot in range(5)] == [1, 2, 3, 4, 5]
+    with pytest.raises(TierError, match="cannot map"):
+        PoolRegion.attach(handle, 1)
+    region.close()
+    assert not [name for name in os.listdir("/dev/shm") if "tierkv" in name]
+
+
+def test_pool_and_layout_import_no_torch() -> None:
+    code = "import sys, tierkv.pages.pool, tierkv.pages.layout; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
