@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
@@ -71,10 +71,7 @@ TierName = Annotated[str, AfterValidator(_tier_name)]
 
 
 class SecretRef(Model):
-    """Where a secret is kept. The secret itself never stands in a configuration.
-
-    Exactly one of the two is set. `tierkv.config.secrets.resolve_secret` reads it.
-    """
+    """Where a secret is kept, by exactly one of the two; it never stands in a configuration."""
 
     file: AbsolutePath | None = Field(
         None, description="File whose content is the secret; a newline at its end is not part of it"
@@ -93,10 +90,10 @@ class SecretRef(Model):
 
 
 class TierConfig(Model):
-    """What every tier has. Subclasses add `type: Literal["…"]`, the discriminator."""
+    """What every tier has. Subclasses add `type: Literal["…"]`, the discriminator.
 
-    summary: ClassVar[str]
-    """One sentence for the reference page."""
+    The first line of a subclass's docstring is its sentence on the reference page.
+    """
 
     type: str
     name: TierName

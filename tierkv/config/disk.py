@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field
 
@@ -12,11 +12,9 @@ from tierkv.config.units import Size
 
 
 class DiskConfig(LowerTierConfig):
-    """A directory on a local file system, best on NVMe."""
+    """A directory on a local file system, best on NVMe; survives restarts."""
 
-    summary: ClassVar[str] = "A directory on a local file system, best on NVMe. Survives restarts."
-
-    type: Literal["disk"] = "disk"
+    type: Literal["disk"] = Field("disk", description="What kind of tier this is")
     name: TierName = Field("disk", description="Names the tier in metrics and variables")
     path: AbsolutePath = Field(
         examples=["/var/lib/tierkv"],
@@ -29,7 +27,7 @@ class DiskConfig(LowerTierConfig):
         1 << 30, ge=0, description="Free space of the file system that the tier leaves to others"
     )
     codec: Literal["raw", "lz4"] = Field(
-        "raw", description="How chunks are packed; KV hardly shrinks, so raw is mostly faster"
+        "raw", description="How chunks are packed: as they are (raw) or compressed (lz4)"
     )
     recover: Literal["none", "quiet", "strict"] = Field(
         "quiet",

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field
 
@@ -12,11 +12,9 @@ from tierkv.config.units import Size
 
 
 class DramConfig(TierConfig):
-    """The first tier; every configuration has exactly one."""
+    """Main memory, the first tier; every configuration has exactly one."""
 
-    summary: ClassVar[str] = "Main memory, the first tier. Every configuration has exactly one."
-
-    type: Literal["dram"] = "dram"
+    type: Literal["dram"] = Field("dram", description="What kind of tier this is")
     name: TierName = Field("dram", description="Names the tier in metrics and variables")
     capacity: Size = Field(
         gt=0,

@@ -45,12 +45,13 @@ MAX_PROBLEMS = 50
 class InvalidConfig(ConfigError):
     """A ConfigError that knows its problems by their parts, for `--json`."""
 
-    def __init__(self, details: list[Problem]) -> None:
+    def __init__(self, details: list[Problem], file: Path | None = None) -> None:
         shown = [str(problem) for problem in details[:MAX_PROBLEMS]]
         if len(details) > MAX_PROBLEMS:
             shown.append(f"… and {len(details) - MAX_PROBLEMS} more problems; mend these first")
         super().__init__(*shown)
         self.details = tuple(details)
+        self.file = file
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +103,19 @@ def load_config(
     return _Loading(dict(environ), dict(inline or {}), strict).run(path, check_machine)
 
 
+def default_dram_capacity() -> tuple[int, int]:
+    """Bytes for DRAM if nobody said how many, and the bytes that are free now.
+
+    Whole MiB. Where the free memory cannot be told, nothing is free and 1GiB is the answer.
+    """
+    try:
+        available = memory.measure().available
+    except OSError:
+        return 1 << 30, 0
+    share = min(available // DEFAULT_DRAM_SHARE, DEFAULT_DRAM_LIMIT)
+    return max(1, share >> 20) << 20, available
+
+
 class _Loading:
     """One run of `load_config`: what was found so far."""
 
@@ -125,7 +139,7 @@ class _Loading:
         if config is not None and check_machine and not self._problems:
             self._check_machine(config, root)
         if self._problems or config is None:
-            raise InvalidConfig(sorted(self._problems, key=_order))
+            raise InvalidConfig(sorted(self._problems, key=_order), self._file)
         sources = {}
         for item in effective_values(config):
             node = find(root, item.keys)
@@ -187,9 +201,8 @@ class _Loading:
 
     def _read(self, file: Path, origin: str) -> Node:
         try:
-            text = read_text(file)
             self._file = file
-            return parse(text, str(file), self._report)
+            return parse(read_text(file), str(file), self._report)
         except Refused as refused:
             problem = refused.problem
             if origin and not problem.place.line:
@@ -197,26 +210,15 @@ class _Loading:
                     problem.place, problem.path, f"{problem.message} (named by {origin})"
                 )
             self._problems.append(problem)
-            raise InvalidConfig(sorted(self._problems, key=_order)) from None
+            raise InvalidConfig(sorted(self._problems, key=_order), self._file) from None
 
     def _default(self) -> Node:
         """DRAM only, of a size that does not hurt."""
-        try:
-            here = memory.measure()
-        except OSError:
-            self._report(
-                DEFAULT,
-                "",
-                "no configuration, and the free memory is unknown here; "
-                f"write {DEFAULT_FILE} ('tierkv config init')",
-            )
-            return grow({"tiers": [{"type": "dram", "capacity": "1GiB"}]}, DEFAULT)
-        share = min(here.available // DEFAULT_DRAM_SHARE, DEFAULT_DRAM_LIMIT)
-        capacity = max(1, share >> 20) << 20
+        capacity, available = default_dram_capacity()
         self._notes.append(
             f"no configuration file ({FILE_VARIABLE} is not set and there is no {DEFAULT_FILE}): "
             f"DRAM only, {format_size(capacity)} by default, which is a quarter of the "
-            f"{approximate_size(here.available)} that are free, at most "
+            f"{approximate_size(available)} that are free, at most "
             f"{format_size(DEFAULT_DRAM_LIMIT)}; 'tierkv config init' writes a file"
         )
         return grow({"tiers": [{"type": "dram", "capacity": format_size(capacity)}]}, DEFAULT)

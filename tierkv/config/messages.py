@@ -18,7 +18,7 @@ from tierkv.config.base import Model, SecretRef
 from tierkv.config.models import TierKVConfig
 from tierkv.config.registry import TIER_MODELS
 from tierkv.config.sources import closest, did_you_mean
-from tierkv.config.tree import Node, Problem, clean
+from tierkv.config.tree import Node, Problem, clean, flow
 
 TIER_EXAMPLE = "{type: dram, capacity: 8GiB}"
 
@@ -148,7 +148,7 @@ def _missing(spot: _Spot) -> str:
 def _example(spot: _Spot) -> str:
     """How a required key is written; "" for the others."""
     field = spot.model.model_fields.get(spot.key) if spot.model else None
-    return str(field.examples[0]) if field and field.is_required() and field.examples else ""
+    return flow(field.examples[0]) if field and field.is_required() and field.examples else ""
 
 
 def _secret(kind: str, message: str) -> str:

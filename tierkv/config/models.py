@@ -85,6 +85,7 @@ class TierKVConfig(Model):
     version: Literal[1] = Field(1, description="Version of this file format")
     key_secret: SecretRef | None = Field(
         None,
+        examples=[{"file": "/run/secrets/tierkv-key"}],
         description="Secret that keys all digests, by reference: {file: PATH} or {env: NAME}. "
         "Without one, digests are plain hashes",
     )
@@ -92,6 +93,7 @@ class TierKVConfig(Model):
         None,
         ge=1,
         le=65536,
+        examples=[128],
         description="Tokens in a chunk, a multiple of the engine's block size. Without it 64, or "
         "one block where blocks are larger",
     )
@@ -100,7 +102,7 @@ class TierKVConfig(Model):
     )
     tiers: tuple[AnyTier, ...] = Field(
         description="Where KV is kept, fastest first; the first is dram",
-        examples=["[{type: dram, capacity: 8GiB}]"],
+        examples=[[{"type": "dram", "capacity": "8GiB"}]],
         json_schema_extra={"minItems": 1},
     )
 

@@ -142,3 +142,12 @@ def clean(key: str) -> str:
     """A key as it may be printed: no control characters, not endless."""
     text = key if key.isprintable() else repr(key)[1:-1]
     return text if len(text) <= 60 else text[:60] + "…"
+
+
+def flow(value: Any) -> str:
+    """A value as one line of YAML; for examples in messages, whose texts need no quotes."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key}: {flow(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(flow, value)) + "]"
+    return str(value)

@@ -33,6 +33,9 @@ SIZE_UNITS = {
 }
 DURATION_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
+SIZE_FORMAT, DURATION_FORMAT = "tierkv-size", "tierkv-duration"
+"""`format` of the two in the JSON schema; validators pass over formats they do not know."""
+
 MAX_SIZE = (1 << 63) - 1
 """Bytes. File offsets are signed 64-bit numbers."""
 
@@ -196,8 +199,8 @@ Size = Annotated[
     WithJsonSchema(
         {
             "type": "string",
+            "format": SIZE_FORMAT,
             "pattern": r"^[0-9]+(\.[0-9]+)? ?(KiB|MiB|GiB|TiB|kB|MB|GB|TB)$",
-            "examples": ["32GiB", "500GB"],
         }
     ),
 ]
@@ -210,8 +213,8 @@ Duration = Annotated[
     WithJsonSchema(
         {
             "type": "string",
+            "format": DURATION_FORMAT,
             "pattern": r"^[0-9]+(\.[0-9]+)? ?(ms|s|m|h|d)$",
-            "examples": ["50ms", "5s", "10m"],
         }
     ),
 ]

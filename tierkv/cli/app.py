@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tree of commands, and what they have in common: exit codes, errors, quiet pipes.
+
+A command is one module of this package with a function of the same name, and one line in a table
+below. Its module is imported when the command is used or listed, so it imports nothing heavy at the
+top: what it needs, it imports inside the function. `EXAMPLE` in the module ends its help.
+
+Exit codes: 0 fine, 1 failed at run time, 2 usage or configuration, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar
+
+import typer
+from typer.core import TyperGroup
+
+from tierkv import __version__
+from tierkv.cli import output
+from tierkv.errors import ConfigError, TierKVError
+
+OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
+
+
+class _Group(TyperGroup):
+    """A group whose commands are imported on demand."""
+
+    commands_table: ClassVar[dict[str, str]] = {}
+    """Command to the module that has it; the function is called like the module."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return [name for name, module in self.commands_table.items() if _exists(module)]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        module_name = self.commands_table.get(cmd_name, "")
+        return _load(cmd_name, module_name) if _exists(module_name) else None
+
+
+class _Config(_Group):
+    commands_table: ClassVar = {
+        "init": "tierkv.cli.config_init",
+        "show": "tierkv.cli.config_show",
+    }
+
+
+class _Root(_Group):
+    commands_table: ClassVar = {
+        "check": "tierkv.cli.check",
+        "config": "tierkv.cli.app",
+        "demo": "tierkv.cli.demo",
+        "version": "tierkv.cli.version",
+    }
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name == "config":
+            return typer.main.get_command(_config)
+        return super().get_command(ctx, cmd_name)
+
+
+def _exists(module_name: str) -> bool:
+    return bool(module_name) and importlib.util.find_spec(module_name) is not None
+
+
+def _load(name: str, module_name: str) -> Any:
+    module = importlib.import_module(module_name)
+    single = _typer()
+    epilog = f"Example:\n\n\b\n{module.EXAMPLE}" if module.EXAMPLE else None
+    single.command(name, epilog=epilog)(getattr(module, module_name.rpartition(".")[2]))
+    return typer.main.get_command(single)
+
+
+def _typer(**settings: Any) -> typer.Typer:
+    # No markup: help is plain text, looks the same in a pipe, and does not load rich.
+    return typer.Typer(
+        rich_markup_mode=None, pretty_exceptions_enable=False, add_completion=False, **settings
+    )
+
+
+_config = _typer(cls=_Config, no_args_is_help=True)
+
+
+@_config.callback(epilog="Example:\n\n\b\n  tierkv config init && tierkv config show")
+def _config_group() -> None:
+    """Write a sample configuration, or show the one in effect."""
+
+
+app = typer.Typer(
+    cls=_Root, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        output.result(f"tierkv {__version__}")
+        raise typer.Exit(OK)
+
+
+@app.callback(epilog="Example:\n\n\b\n  tierkv config init tierkv.yaml && tierkv check tierkv.yaml")
+def _root(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version and leave."
+        ),
+    ] = False,
+) -> None:
+    """TierKV keeps the KV cache of an LLM engine in tiers and gives it back."""
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command line and return its exit code. Errors go to stderr, one line each."""
+    output.prepare()
+    try:
+        command = typer.main.get_command(app)
+        code = command.main(args=list(arguments), prog_name="tierkv", standalone_mode=False)
+        sys.stdout.flush()
+        return code if isinstance(code, int) else OK
+    except ConfigError as error:
+        output.problems(error.problems)
+        return USAGE
+    except TierKVError as error:
+        output.message(f"tierkv: {error}")
+        return FAILED
+    except (KeyboardInterrupt, typer.Abort):
+        return INTERRUPTED
+    except BrokenPipeError:
+        output.silence()
+        return OK
+    except Exception as error:
+        # A usage error of click, which typer first depended on and later brought along: it is
+        # known by what it can do.
+        show, code = getattr(error, "show", None), getattr(error, "exit_code", None)
+        if callable(show) and isinstance(code, int):
+            show()
+            return code
+        raise
