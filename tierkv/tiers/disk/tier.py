@@ -1,0 +1,429 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The disk tier: chunks in the slots of one slab, found again after a restart.
+
+What is where is in memory (`SlotIndex`), so `lookup` needs no I/O; the volume does the I/O. A slot
+is visible after its record and its table entry were written, and hidden before its entry is
+cleared. Every load is verified; what fails is forgotten.
+
+**Threads and ownership.** I/O loop thread: everything here. `lookup` and `usage` may be called
+from any thread: they read single values. The blocking half (`Volume`) runs on `Threads`, started
+by `open` and ended by `close`; it gets values and memory, and changes none of the fields here.
+`_moving`, an asyncio lock, lets one call at a time change the slab's length or clear the table.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import time
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+import numpy as np
+
+from tierkv.config.disk import DiskConfig
+from tierkv.errors import ErrorKind, FormatError, GeometryError
+from tierkv.keys import Chunk
+from tierkv.pages.layout import SlotLayout
+from tierkv.policies import make_policy
+from tierkv.tiers.base import Outcome, Presence, Result, Tier, TierReport, Usage
+from tierkv.tiers.disk.io import EndOfFileError, error_kind
+from tierkv.tiers.disk.pause import Pause
+from tierkv.tiers.disk.recover import Recovery
+from tierkv.tiers.disk.threads import Threads
+from tierkv.tiers.disk.volume import Volume
+from tierkv.tiers.slot_index import FREE, HIDDEN, READY, SlotIndex
+
+logger = logging.getLogger(__name__)
+
+USED_EVERY = 60.0
+"""Seconds between two writes of the times of use: what a crash may forget of the order."""
+
+FLOOR_EVERY = 1.0
+"""Seconds between two looks at the free space of the file system, while chunks are saved."""
+
+LOG_EVERY = 10.0
+"""Seconds between two log lines about the same kind of failure."""
+
+CLOSE_TIMEOUT = 10.0
+"""Seconds that `close` waits for calls that hang in the kernel."""
+
+P = ParamSpec("P")
+T = TypeVar("T")
+Method = Callable[Concatenate["DiskTier", P], Coroutine[Any, Any, T]]
+
+
+def _operation(method: Method[P, T]) -> Method[P, T]:
+    """Count the call as running, for `close`, and raise a held-back cancellation at its end."""
+
+    async def run(self: DiskTier, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        task = asyncio.current_task()
+        before = task.cancelling() if task else 0
+        running = asyncio.get_running_loop().create_future()
+        self._running.add(running)
+        try:
+            result = await method(self, *args, **kwargs)
+        finally:
+            self._running.discard(running)
+            running.set_result(None)
+        if task and task.cancelling() > before:
+            raise asyncio.CancelledError
+        return result
+
+    return run
+
+
+class DiskTier(Tier):
+    """See the module. One namespace; opened once.
+
+    Args:
+        config: its section of the configuration.
+        clock: seconds, monotonic.
+        wall_ns: ns since 1970, compared across restarts only.
+    """
+
+    def __init__(
+        self,
+        config: DiskConfig,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        wall_ns: Callable[[], int] = time.time_ns,
+    ) -> None:
+        self.name = config.name
+        self._config = config
+        self._clock = clock
+        self._wall_ns = wall_ns
+        self._is_open = False
+        self._clearing = 0
+        self._slot_bytes = 0
+        self._index = SlotIndex(0, make_policy(config.policy, 0))
+        self._running: set[asyncio.Future[None]] = set()
+        self._saving: dict[bytes, asyncio.Future[Result]] = {}
+        self._write_pause = Pause(clock)
+        self._growth_pause = Pause(clock)
+        self._logged: dict[ErrorKind, float] = {}
+
+    # -- life ------------------------------------------------------------------------------------
+
+    async def open(self, namespace: bytes, layout: SlotLayout) -> TierReport:
+        started = self._clock()
+        self._threads = Threads(self._config.io_threads, f"tierkv-{self.name}")
+        try:
+            self._volume, found = await self._threads.call(
+                Volume.open, self._config, namespace, layout, self._wall_ns
+            )
+        except BaseException:
+            self._threads.shutdown()
+            raise
+        self._moving = asyncio.Lock()
+        self._used_written = self._floor_seen = self._clock()
+        self._slot_bytes = self._volume.slot_bytes
+        self._adopt(found)
+        self._is_open = True
+        return TierReport(
+            recovered_chunks=len(self._index),
+            recovered_bytes=len(self._index) * self._slot_bytes,
+            seconds=self._clock() - started,
+            notes=tuple(found.notes),
+        )
+
+    def _adopt(self, found: Recovery) -> None:
+        capacity = self._volume.most_slots
+        index = SlotIndex(capacity, make_policy(self._config.policy, capacity))
+        index.set_limit(found.slots)
+        for entry, _ in found.entries:
+            index.adopt(entry.key, entry.slot)
+        # By slot. Zeroed memory that is not touched takes no room.
+        self._sequences = np.zeros(capacity, np.uint64)  # 0: the entry on disk is surely empty
+        self._stored = np.zeros(capacity, np.uint64)
+        self._codecs = np.zeros(capacity, np.uint16)
+        self._used = np.zeros(capacity, np.uint64)
+        slots = [entry.slot for entry, _ in found.entries]
+        self._sequences[slots] = [entry.sequence for entry, _ in found.entries]
+        self._stored[slots] = [entry.stored_bytes for entry, _ in found.entries]
+        self._codecs[slots] = [entry.codec_id for entry, _ in found.entries]
+        self._used[slots] = [used_ns for _, used_ns in found.entries]
+        # Slots that are not READY though their entry on disk may be intact.
+        self._stale = set(found.stale)
+        self._sequences[found.stale] = 1
+        self._next_sequence = int(self._sequences.max(initial=0)) + 1
+        self._last_stamp = int(self._used.max(initial=0))
+        self._index = index
+
+    async def close(self) -> None:
+        if not self._is_open:
+            return
+        self._is_open = False
+        if self._running:
+            _, hanging = await asyncio.wait(set(self._running), timeout=CLOSE_TIMEOUT)
+            if hanging:
+                # Their threads may write yet: files and lock stay until the process ends.
+                logger.warning("%s: leaving %d calls that hang", self.name, len(hanging))
+                self._threads.shutdown()
+                return
+        try:
+            await self._threads.call(self._volume.close, self._stamps())
+        finally:
+            self._threads.shutdown()
+
+    # -- asking ----------------------------------------------------------------------------------
+
+    def lookup(self, key: bytes) -> Presence:
+        held = self._is_open and self._index.get(key) is not None
+        return Presence.HIT if held else Presence.MISS
+
+    def usage(self) -> Usage:
+        chunks = len(self._index)
+        return Usage(chunks, chunks * self._slot_bytes, self._config.capacity)
+
+    @_operation
+    async def touch(self, keys: Sequence[bytes]) -> None:
+        for key in keys:
+            slot = self._index.get(key)
+            if slot is not None:
+                self._index.touch(slot)
+                self._used[slot] = self._stamp()
+        now = self._clock()
+        if self._is_open and now - self._used_written >= USED_EVERY:
+            self._used_written = now
+            await self._threads.call(self._volume.write_used, self._stamps())
+
+    # -- loading ---------------------------------------------------------------------------------
+
+    @_operation
+    async def load(self, chunk: Chunk, parts: Sequence[memoryview]) -> Result:
+        slot = self._index.get(chunk.key) if self._is_open else None
+        if slot is None:
+            return Result(Outcome.MISS)
+        self._index.lease(slot)
+        try:
+            nbytes = await self._threads.call(
+                self._volume.read,
+                slot,
+                int(self._sequences[slot]),
+                int(self._codecs[slot]),
+                int(self._stored[slot]),
+                chunk,
+                _as_bytes(parts),
+            )
+        except Exception as error:
+            if _is_loss(error):
+                await self._forget(slot, chunk.key)
+            return Result(Outcome.FAILED, self._report("load", error))
+        finally:
+            self._index.release(slot)
+        return Result(Outcome.DONE, nbytes=nbytes)
+
+    async def _forget(self, slot: int, key: bytes) -> None:
+        """Drop a leased slot whose bytes are bad: in memory at once, and then on disk."""
+        if self._index.get(key) == slot:
+            self._index.remove(key)
+            await self._clear_entries([slot], durable=False)
+
+    # -- saving ----------------------------------------------------------------------------------
+
+    @_operation
+    async def save(self, chunk: Chunk, parts: Sequence[memoryview]) -> Result:
+        if not self._is_open or self._clearing:
+            return Result(Outcome.REFUSED)
+        if self._index.get(chunk.key) is not None:
+            return Result(Outcome.DONE)
+        other = self._saving.get(chunk.key)
+        if other is not None:
+            # Shielded: our cancellation must not end the other one's wait.
+            result = await asyncio.shield(other)
+            return Result(result.outcome, result.error)
+        if not self._write_pause.is_over:
+            return Result(Outcome.REFUSED)
+        mine = self._saving[chunk.key] = asyncio.get_running_loop().create_future()
+        result = Result(Outcome.REFUSED)
+        try:
+            result = await self._save(chunk, _as_bytes(parts))
+        except Exception as error:
+            kind = self._report("save", error)
+            if kind is ErrorKind.ENOSPC:
+                self._write_pause.begin()
+                result = Result(Outcome.REFUSED, kind)
+            else:
+                result = Result(Outcome.FAILED, kind)
+        finally:
+            del self._saving[chunk.key]
+            mine.set_result(result)
+        return result
+
+    async def _save(self, chunk: Chunk, parts: Sequence[memoryview]) -> Result:
+        await self._keep_floor()
+        await self._grow()
+        index = self._index
+        slot = index.reserve(chunk.key)
+        if slot is None:
+            # Without a single slot it is the disk that is full; else all are in use just now.
+            return Result(Outcome.REFUSED, None if index.limit else ErrorKind.ENOSPC)
+        was_held = bool(self._sequences[slot])
+        sequence, self._next_sequence = self._next_sequence, self._next_sequence + 1
+        self._sequences[slot] = sequence
+        self._stale.add(slot)
+        try:
+            codec_id, stored_bytes = await self._threads.call(
+                self._volume.write, slot, sequence, chunk, parts, clear_first=was_held
+            )
+        except BaseException:
+            index.abandon(slot)
+            raise
+        self._stored[slot] = stored_bytes
+        self._codecs[slot] = codec_id
+        self._used[slot] = self._stamp()
+        if index.publish(slot):
+            self._stale.discard(slot)
+        self._write_pause.reset()
+        return Result(Outcome.DONE, nbytes=self._volume.header_bytes + stored_bytes)
+
+    async def _grow(self) -> None:
+        """Make the slab longer if no slot is free and it may."""
+        index, most = self._index, self._volume.most_slots
+        if index.free or index.limit == most or not self._growth_pause.is_over:
+            return
+        async with self._moving:
+            if index.free or index.limit == most or not self._growth_pause.is_over:
+                return  # somebody else has tried meanwhile
+            slots = await self._threads.call(self._volume.space.grow, index.limit, most)
+            if slots > index.limit:
+                index.set_limit(slots)
+                self._growth_pause.reset()
+            else:
+                self._growth_pause.begin()
+
+    async def _keep_floor(self) -> None:
+        """Give slots back if others have filled the file system below `min_free`."""
+        now = self._clock()
+        if now - self._floor_seen < FLOOR_EVERY or self._moving.locked():
+            return
+        self._floor_seen = now
+        async with self._moving:
+            excess = await self._threads.call(self._volume.space.excess)
+            limit = self._empty_end(excess)
+            cut = range(limit, self._index.limit)
+            if cut:
+                self._index.set_limit(limit)
+                self._stale.update(cut)
+                await self._threads.call(self._volume.space.cut, limit)
+                self._sequences[limit : cut.stop] = 0
+                self._stale.difference_update(cut)
+
+    def _empty_end(self, count: int) -> int:
+        """Forget up to `count` slots at the slab's end, as far as none is in use; the new end."""
+        index = self._index
+        for slot in range(index.limit - 1, max(0, index.limit - count) - 1, -1):
+            key = index.key_of(slot)
+            if index.state(slot) == READY and not index.leases(slot) and key is not None:
+                index.remove(key)
+            elif index.state(slot) != FREE:
+                return slot + 1
+        return max(0, index.limit - count)
+
+    # -- forgetting ------------------------------------------------------------------------------
+
+    @_operation
+    async def evict(self, keys: Sequence[bytes]) -> int:
+        index, held = self._index, []
+        for key in keys:
+            slot = index.get(key)
+            if slot is not None:
+                index.lease(slot)  # so that nobody writes into it before its entry is cleared
+                held.append(slot)
+            index.remove(key)
+        if not self._is_open:
+            return 0
+        try:
+            await self._end_of_saves(keys)
+            async with self._moving:
+                # The stale ones may be of these keys, evicted by the policy a moment ago.
+                await self._clear_entries([*held, *self._stale], durable=True)
+        finally:
+            for slot in held:
+                index.release(slot)
+        return len(held)
+
+    @_operation
+    async def clear(self) -> int:
+        if not self._is_open:
+            return 0
+        self._clearing += 1
+        try:
+            held = self._index.clear()
+            await self._end_of_saves(list(self._saving))
+            async with self._moving:
+                try:
+                    await self._threads.call(self._volume.clear)
+                except OSError as error:
+                    self._report("clear", error)
+                else:
+                    self._sequences[:] = 0
+                    self._stale.clear()
+        finally:
+            self._clearing -= 1
+        return held
+
+    async def _end_of_saves(self, keys: Iterable[bytes]) -> None:
+        saves = [self._saving[key] for key in set(keys) if key in self._saving]
+        if saves:
+            await asyncio.wait(saves)
+
+    async def _clear_entries(self, slots: Sequence[int], *, durable: bool) -> None:
+        """Clear entries of slots that are not visible. A failure gives the table up."""
+        if not slots:
+            return
+        self._stale.update(slots)
+        try:
+            await self._threads.call(self._volume.clear_entries, slots, durable=durable)
+        except OSError as error:
+            self._report("evict", error)
+            return
+        for slot in slots:
+            # A stale slot may have been taken meanwhile; its new entry may be gone: forgotten
+            # after a restart, nothing worse.
+            if self._index.state(slot) in (FREE, HIDDEN):
+                self._sequences[slot] = 0
+                self._stale.discard(slot)
+
+    # --------------------------------------------------------------------------------------------
+
+    def _stamp(self) -> int:
+        # Strictly rising, whatever the wall clock does.
+        self._last_stamp = max(self._wall_ns(), self._last_stamp + 1)
+        return self._last_stamp
+
+    def _stamps(self) -> bytes:
+        return self._used[: self._index.limit].astype("<u8").tobytes()
+
+    def _report(self, operation: str, error: Exception) -> ErrorKind:
+        """The kind to count an error under; logs it, but not each of a series."""
+        kind = _kind_of(error)
+        now = self._clock()
+        if now - self._logged.get(kind, float("-inf")) >= LOG_EVERY:
+            self._logged[kind] = now
+            trace = error if kind is ErrorKind.WORKER else None
+            logger.warning("%s: %s failed: %s", self.name, operation, error, exc_info=trace)
+        return kind
+
+
+def _as_bytes(parts: Sequence[memoryview]) -> list[memoryview]:
+    return [part if part.format == "B" and part.ndim == 1 else part.cast("B") for part in parts]
+
+
+def _kind_of(error: Exception) -> ErrorKind:
+    if isinstance(error, FormatError):
+        return error.kind
+    if isinstance(error, EndOfFileError):
+        return ErrorKind.FORMAT
+    if isinstance(error, GeometryError):
+        return ErrorKind.GEOMETRY
+    return error_kind(error) if isinstance(error, OSError) else ErrorKind.WORKER
+
+
+def _is_loss(error: Exception) -> bool:
+    """Whether a failed load means that the chunk is gone, not only out of reach just now."""
+    if isinstance(error, OSError):
+        return error.errno == errno.EIO
+    return isinstance(error, FormatError | EndOfFileError)
