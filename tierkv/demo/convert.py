@@ -51,8 +51,10 @@ def random_llama(source: Path, folder: Path) -> None:
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
     )
-    config.dtype = torch.bfloat16
-    AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(folder)
+    model = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+        config, dtype=torch.bfloat16
+    )
+    model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
 

@@ -58,8 +58,10 @@ def server_environment(folder: Path, base: Mapping[str, str] = os.environ) -> di
         raise DemoError(
             f"{folder}: too long a path for vLLM's sockets; set TIERKV_CACHE to a shorter one"
         )
+    # A TierKV setting of the user's own would make the demo measure something else.
+    inherited = {name: value for name, value in base.items() if not name.startswith("TIERKV_")}
     return {
-        **base,
+        **inherited,
         "VLLM_CPU_OMP_THREADS_BIND": cpu_binding(),
         "TMPDIR": str(make_dir(folder / "tmp")),
         "XDG_CACHE_HOME": str(folder / "xdg-cache"),
@@ -151,7 +153,7 @@ class Server:
         except OSError:
             lines = []
         shown = "\n".join(f"  | {line[:200]}" for line in lines)
-        return DemoError(f"{self.name}: {what}; its log is {self.log}, which ends:\n{shown}")
+        return DemoError(f"vllm serve ({self.name}): {what}; its log is {self.log}, which ends:\n{shown}")
 
     def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> bool:
         """Stop the whole process group and wait until it is gone. May be called twice.
