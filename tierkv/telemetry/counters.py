@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from typing import TypedDict
+from typing import Any, TypedDict
 
 from tierkv.telemetry.catalog import BY_NAME, CATALOG, Kind, Metric
 
@@ -35,6 +35,13 @@ class Series(TypedDict):
 Snapshot = dict[str, list[Series]]
 """Metric name to its series. Serialisable by msgpack and JSON as it is."""
 
+Changes = dict[str, list[list[Any]]]
+"""What changed, as rows [metric name, label values, ...] under "counters" (by how much), "gauges"
+(to what) and "samples" (what was observed). Empty if nothing did. Serialisable as it is."""
+
+MAX_SAMPLES = 256
+"""Observations of one series kept until the next `drain`; what is beyond them is in `snapshot`."""
+
 
 class Counters:
     """All series of one engine.
@@ -47,6 +54,9 @@ class Counters:
         self._tiers: list[str] = []
         self._numbers: dict[str, dict[tuple[str, ...], float]] = {}
         self._histograms: dict[str, dict[tuple[str, ...], HistogramValue]] = {}
+        self._raised: dict[tuple[str, tuple[str, ...]], float] = {}
+        self._put: dict[tuple[str, tuple[str, ...]], float] = {}
+        self._samples: dict[tuple[str, tuple[str, ...]], list[float]] = {}
         self.declare_tiers(tiers)
 
     def declare_tiers(self, names: Sequence[str]) -> None:
@@ -71,7 +81,9 @@ class Counters:
             KeyError: no such metric, label or label value.
         """
         assert value >= 0, "counters never fall"
-        self._numbers[name][_key(BY_NAME[name], labels)] += value
+        key = _key(BY_NAME[name], labels)
+        self._numbers[name][key] += value
+        self._raised[name, key] = self._raised.get((name, key), 0) + value
 
     def set(self, name: str, value: float, **labels: str) -> None:
         """Set a gauge.
@@ -82,8 +94,9 @@ class Counters:
         metric, numbers = BY_NAME[name], self._numbers[name]
         assert metric.kind is Kind.GAUGE, f"{name} is no gauge"
         key = _key(metric, labels)
-        numbers[key]  # KeyError for an unknown series
-        numbers[key] = value
+        if numbers[key] != value:  # KeyError for an unknown series
+            numbers[key] = value
+            self._put[name, key] = value
 
     def observe(self, name: str, value: float, **labels: str) -> None:
         """Add one observation to a histogram.
@@ -92,10 +105,14 @@ class Counters:
             KeyError: no such metric, label or label value.
         """
         metric = BY_NAME[name]
-        histogram = self._histograms[name][_key(metric, labels)]
+        key = _key(metric, labels)
+        histogram = self._histograms[name][key]
         histogram["count"] += 1
         histogram["sum"] += value
         histogram["buckets"][bisect_left(metric.buckets, value)] += 1
+        samples = self._samples.setdefault((name, key), [])
+        if len(samples) < MAX_SAMPLES:
+            samples.append(value)
 
     def get(self, name: str, **labels: str) -> float:
         """A counter or gauge as it stands.
@@ -104,6 +121,18 @@ class Counters:
             KeyError: no such metric, label or label value.
         """
         return self._numbers[name][_key(BY_NAME[name], labels)]
+
+    def drain(self) -> Changes:
+        """What changed since the last call, for an exporter in another process. O(changes)."""
+        changes: Changes = {}
+        if self._raised:
+            changes["counters"] = [[name, list(key), n] for (name, key), n in self._raised.items()]
+        if self._put:
+            changes["gauges"] = [[name, list(key), n] for (name, key), n in self._put.items()]
+        if self._samples:
+            changes["samples"] = [[name, list(key), n] for (name, key), n in self._samples.items()]
+        self._raised, self._put, self._samples = {}, {}, {}
+        return changes
 
     def snapshot(self) -> Snapshot:
         """A copy of everything, in the order of the catalogue."""
@@ -125,3 +154,16 @@ def _key(metric: Metric, labels: dict[str, str]) -> tuple[str, ...]:
         wanted = ", ".join(label.name for label in metric.labels)
         raise KeyError(f"{metric.name} has the labels ({wanted}), got ({', '.join(labels)})")
     return tuple([labels[label.name] for label in metric.labels])
+
+
+def merge_changes(older: Changes, newer: Changes) -> Changes:
+    """Two intervals as one: counters add up, the newer gauge holds, samples follow one another."""
+    merged: Changes = {}
+    for kind in ("counters", "gauges", "samples"):
+        rows: dict[tuple[str, tuple[str, ...]], Any] = {}
+        for name, labels, value in (*older.get(kind, ()), *newer.get(kind, ())):
+            key = (name, tuple(labels))
+            rows[key] = rows[key] + value if kind != "gauges" and key in rows else value
+        if rows:
+            merged[kind] = [[name, list(labels), value] for (name, labels), value in rows.items()]
+    return merged
