@@ -89,7 +89,7 @@ def test_populate_gives_the_named_slots_memory_and_keeps_their_bytes(pool: DramP
     pool.parts(2)[1][:3] = b"abc"
     region = PoolRegion.attach(pool.handle, 1)
     region.populate([2, 4, 2])
-    assert 2 * STRIDE <= _taken(pool)
+    assert _taken(pool) >= 2 * STRIDE
     assert bytes(region.array[2, :3]) == b"abc"
     assert not region.array[4].any()
     region.close()

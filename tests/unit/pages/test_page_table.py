@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from engine_kv import EngineKV, Shape
 
+from tests.unit.pages.engine_kv import EngineKV, Shape
 from tierkv.errors import GeometryError
 from tierkv.pages.geometry import PageTable
 
@@ -84,6 +84,28 @@ def test_layers_of_two_storages_or_two_sizes_are_segments_of_their_own() -> None
     assert [s.offset for s in table.segments] == [0, 120]
     assert table.min_run_bytes == 24
     assert _stored(table, 3) == one.block(3) + two.block(3)
+
+
+def test_two_storages_of_one_shape_are_not_taken_for_one() -> None:
+    one, two = EngineKV(Shape("LB")), EngineKV(Shape("LB"))
+    one.fill(one.all_blocks())
+    two.fill(two.all_blocks(salt=50))
+    first, second = one.block(3)[:40], two.block(3, salt=50)[:40]
+    table = PageTable.from_layers([one.views[0], two.views[0]])
+    assert len(table.segments) == 2
+    assert _stored(table, 3) == first + second
+    # Whichever of the two lies higher in memory: one of the orders has a positive distance.
+    assert _stored(PageTable.from_layers([two.views[0], one.views[0]]), 3) == second + first
+
+
+def test_pages_of_one_storage_that_differ_in_size_or_row_stride_are_not_one_segment() -> None:
+    storage = torch.arange(240, dtype=torch.uint8)
+    rows = storage.view(8, 30)
+    table = PageTable.from_layers([rows[:, :10], rows[:, 12:20], storage[22:54].view(8, 4)])
+    assert [s.view.shape[2] for s in table.segments] == [10, 8, 4]
+    assert _stored(table, 2) == bytes([*range(60, 70), *range(72, 80), *range(30, 34)])
+    same_size = PageTable.from_layers([rows[:, :4], storage[22:54].view(8, 4)])
+    assert _stored(same_size, 2) == bytes([*range(60, 64), *range(30, 34)])
 
 
 def test_unequal_pages_that_follow_one_another_in_a_block_are_one_run() -> None:
