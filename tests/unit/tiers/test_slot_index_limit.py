@@ -53,7 +53,9 @@ def test_slots_in_use_cannot_be_cut_off() -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from(["fill", "remove", "limit"]), st.integers(0, 6))))
-def test_every_slot_below_the_limit_can_be_used_and_none_above(steps: list[tuple[str, int]]) -> None:
+def test_every_slot_below_the_limit_can_be_used_and_none_above(
+    steps: list[tuple[str, int]],
+) -> None:
     index = make_index(CAPACITY)
     held: dict[int, int] = {}  # number to slot, oldest first
     limit = CAPACITY
