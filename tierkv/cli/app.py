@@ -10,7 +10,7 @@ Exit codes: 0 fine, 1 failed at run time, 2 usage or configuration, 130 interrup
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import sys
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar
@@ -32,11 +32,11 @@ class _Group(TyperGroup):
     """Command to the module that has it; the function is called like the module."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        return [name for name, module in self.commands_table.items() if _exists(module)]
+        return list(self.commands_table)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        module_name = self.commands_table.get(cmd_name, "")
-        return _load(cmd_name, module_name) if _exists(module_name) else None
+        module_name = self.commands_table.get(cmd_name)
+        return None if module_name is None else _load(cmd_name, module_name)
 
 
 class _Config(_Group):
@@ -58,10 +58,6 @@ class _Root(_Group):
         if cmd_name == "config":
             return typer.main.get_command(_config)
         return super().get_command(ctx, cmd_name)
-
-
-def _exists(module_name: str) -> bool:
-    return bool(module_name) and importlib.util.find_spec(module_name) is not None
 
 
 def _load(name: str, module_name: str) -> Any:
@@ -127,6 +123,12 @@ def run(arguments: Sequence[str]) -> int:
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
     except BrokenPipeError:
+        output.silence()
+        return OK
+    except SystemExit as leave:
+        # typer ends the process by itself when the reader of a pipe has gone.
+        if not isinstance(leave.__context__, BrokenPipeError):
+            raise
         output.silence()
         return OK
     except Exception as error:

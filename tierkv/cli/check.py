@@ -42,7 +42,9 @@ def check(
 
         output.result(schema_text().rstrip("\n"))
         return
-    loaded = loading.load(file, config, check_machine=machine, as_json=as_json)
+    loaded = loading.load(
+        file, config, check_machine=machine, json_list="tiers" if as_json else None
+    )
     tiers = loaded.config.tiers
     if as_json:
         output.result_json(

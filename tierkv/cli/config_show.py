@@ -22,7 +22,9 @@ def config_show(
     """
     from tierkv.config.values import effective_values
 
-    loaded = loading.load(file, config, check_machine=False, as_json=as_json)
+    loaded = loading.load(
+        file, config, check_machine=False, json_list="values" if as_json else None
+    )
     values = list(effective_values(loaded.config))
     if as_json:
         output.result_json(

@@ -17,6 +17,7 @@ FileArgument = Annotated[
     Path | None,
     typer.Argument(
         metavar="FILE",
+        readable=False,  # the loader says more about a file that cannot be read
         help="Configuration file. [default: $TIERKV_CONFIG, else tierkv.yaml]",
         show_default=False,
     ),
@@ -29,7 +30,7 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.
 
 
 def load(
-    file: Path | None, config: Path | None, *, check_machine: bool, as_json: bool
+    file: Path | None, config: Path | None, *, check_machine: bool, json_list: str | None
 ) -> LoadedConfig:
     """The configuration, or the end of the command with exit code 2.
 
@@ -37,7 +38,8 @@ def load(
         file: as an argument.
         config: as an option; not both.
         check_machine: whether to look at this machine too.
-        as_json: how problems are told.
+        json_list: tell problems as JSON, in which this list of the command's own is empty; None:
+            as lines.
     """
     from tierkv.config import InvalidConfig, load_config
 
@@ -46,8 +48,8 @@ def load(
     try:
         return load_config(file or config, check_machine=check_machine, strict=True)
     except InvalidConfig as error:
-        if as_json:
-            output.result_json(failure(error))
+        if json_list is not None:
+            output.result_json({**failure(error), json_list: []})
         else:
             output.problems(error.problems)
             count = len(error.details)

@@ -8,10 +8,11 @@ over the file over the defaults. All problems are found before any is raised.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from pydantic import ValidationError
 
@@ -139,12 +140,19 @@ class _Loading:
         if config is not None and check_machine and not self._problems:
             self._check_machine(config, root)
         if self._problems or config is None:
-            raise InvalidConfig(sorted(self._problems, key=_order), self._file)
+            self._fail(root)
         sources = {}
         for item in effective_values(config):
             node = find(root, item.keys)
             sources[item.path] = node.source if node is not None else DEFAULT.source
         return LoadedConfig(config, sources, self._notes, self._warnings, self._file)
+
+    def _fail(self, root: Node | None = None) -> NoReturn:
+        """Raise what was found, in the order of the file."""
+        problems = sorted(self._problems, key=_order)
+        if root is not None:
+            problems = [_with_type(problem, root) for problem in problems]
+        raise InvalidConfig(problems, self._file)
 
     def _check_machine(self, config: TierKVConfig, root: Node) -> None:
         def place(keys: Keys) -> Place:
@@ -210,7 +218,7 @@ class _Loading:
                     problem.place, problem.path, f"{problem.message} (named by {origin})"
                 )
             self._problems.append(problem)
-            raise InvalidConfig(sorted(self._problems, key=_order), self._file) from None
+            self._fail()
 
     def _default(self) -> Node:
         """DRAM only, of a size that does not hurt."""
@@ -259,6 +267,18 @@ def _secrets(root: Node) -> set[str]:
     secret = root.child("key_secret")
     name = _text(secret, "env") if secret is not None else ""
     return {name} - {""}
+
+
+def _with_type(problem: Problem, root: Node) -> Problem:
+    """The problem with the tier's type in its path, where a check before validation left it out."""
+    head, *rest = problem.path.split(".")
+    if head != "tiers" or not rest or not re.fullmatch("[0-9]{1,6}", rest[0]):
+        return problem
+    entry = find(root, ("tiers", int(rest[0])))
+    kind = _text(entry, "type") if entry is not None else ""
+    if kind not in TIER_MODELS or rest[1:2] == [kind]:
+        return problem
+    return replace(problem, path=".".join((head, rest[0], kind, *rest[1:])))
 
 
 def _order(problem: Problem) -> tuple[str, int, int]:

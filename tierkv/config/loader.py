@@ -29,6 +29,7 @@ _REMEDIES = (
     ("mapping values are not allowed", "check the indentation, and quote values that hold ': '"),
     ("expected <block end>", "check the indentation of this line"),
     ("could not find expected ':'", "a key needs ': ' after it"),
+    ("but got '{'", "in brackets, ${NAME} needs quotes"),
     ("expected ',' or", "a comma is missing, or a bracket is not closed"),
     ("unexpected end of stream", "a quote is not closed"),
     ("cannot start any token", "put the value in quotes"),
@@ -176,6 +177,7 @@ class _Converter:
         result = Node(None, place, place, broken=id(node) in self._composer.broken)
         if isinstance(node, yaml.MappingNode):
             result.value = self._mapping(node, path)
+            result.incomplete = len(result.value) < len(node.value)
         elif isinstance(node, yaml.SequenceNode):
             result.value = [
                 self.convert(item, join(path, str(index))) for index, item in enumerate(node.value)

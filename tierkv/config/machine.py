@@ -7,8 +7,10 @@ the tiers check again when they open. Blocks on file system calls; any thread.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pwd
+import re
 import shlex
 import stat
 from collections.abc import Iterator, Mapping
@@ -23,6 +25,9 @@ from tierkv.config.models import TierKVConfig
 from tierkv.config.secrets import resolve_secret
 from tierkv.config.units import approximate_size, format_size
 from tierkv.errors import ConfigError
+
+_NAMESPACE = re.compile(r"[0-9a-f]{32}-v[0-9]{1,5}")
+"""Directories of the disk tier in its own; see `tierkv.tiers.disk.directory`, which is above us."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +124,7 @@ def _directory(path: Path) -> Path | str:
         reason = error.strerror or type(error).__name__
         return f"{path} cannot be reached ({reason}: {folder}); give another path"
     if not stat.S_ISDIR(found.st_mode):
-        return f"{folder} is not a directory; remove it or give another path"
+        return f"{folder} is not a directory; give the path of one"
     me = _user(os.geteuid())
     if folder != path:
         if os.access(folder, os.W_OK | os.X_OK):
@@ -128,6 +133,8 @@ def _directory(path: Path) -> Path | str:
             f"{path} does not exist and {folder} is not writable for {me}; "
             f"run: sudo install -d -m 700 -o {me} {_quoted(path)}"
         )
+    if path.is_symlink():
+        return f"{path} is a symbolic link; give {path.resolve()}"
     if found.st_uid != os.geteuid():
         owner = _user(found.st_uid)
         return f"{path} is owned by {owner}, not by {me}; run as {owner}, or give another path"
@@ -166,15 +173,15 @@ def _check_room(
 
 
 def _allocated(folder: Path) -> int:
-    """Bytes that regular files right in `folder` take on disk: what an earlier run left."""
+    """Bytes on disk of what an earlier run left in `folder`: the slabs count as room."""
     total = 0
-    try:
-        with os.scandir(folder) as entries:
-            for entry in entries:
-                if entry.is_file(follow_symlinks=False):
-                    total += entry.stat(follow_symlinks=False).st_blocks * 512
-    except OSError:  # it does not exist yet, or is being changed under our eyes
-        pass
+    # It may not exist yet, or be changed under our eyes: then it is not there.
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            if not entry.is_dir(follow_symlinks=False) or not _NAMESPACE.fullmatch(entry.name):
+                continue
+            with contextlib.suppress(OSError), os.scandir(entry.path) as files:
+                total += sum(file.stat(follow_symlinks=False).st_blocks * 512 for file in files)
     return total
 
 

@@ -57,10 +57,10 @@ def problems_of(error: ValidationError, root: Node) -> Iterator[Problem]:
     for item in items:
         if item["type"] == "tier_arrangement":
             continue  # found before validation, with their places
-        if item["type"] == "missing" and item["loc"] in misspelled:
-            continue  # `capacty` is one mistake, not two
         spot = _follow(item["loc"], root)
-        if not spot.broken:
+        # `capacty` is one mistake, not two; and what a refused key would have held is not known.
+        known = item["type"] == "missing" and (item["loc"] in misspelled or spot.node.incomplete)
+        if not spot.broken and not known:
             yield _problem(item["type"], item["msg"], item.get("ctx", {}), spot)
 
 
@@ -154,7 +154,7 @@ def _example(spot: _Spot) -> str:
 def _secret(kind: str, message: str) -> str:
     """Never with the value: people do write secrets where a reference belongs."""
     if kind in _MAPPINGS:
-        return "holds no secret itself; write {file: PATH} or {env: NAME}"
+        return "a secret cannot stand here; write {file: PATH} or {env: NAME}"
     if kind == "string_pattern_mismatch":
         return "is not the name of a variable; letters, digits and underscores"
     if kind == "string_type":
@@ -190,7 +190,7 @@ def _value_problem(kind: str, message: str, context: Mapping[str, Any], spot: _S
 
 def _unit(kind: str, message: str, node: Node) -> str:
     if kind == "unit_type":
-        return f"{shown(node)} {message}"
+        return f"{message}, not {shown(node)}"
     # The message begins with the value as it was read; say so if the file has it otherwise.
     if node.written is not None and not isinstance(node.value, str):
         return f"{message} (the file says {clean(node.written)})"

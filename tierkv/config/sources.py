@@ -21,7 +21,10 @@ from tierkv.config.tree import INLINE, Kind, Node, Place, Report, clean, grow, j
 
 PREFIX = "TIERKV_"
 FILE_VARIABLE = "TIERKV_CONFIG"
-"""Names the configuration file; not a value of the configuration."""
+"""Names the configuration file."""
+
+_NO_VALUES = frozenset({FILE_VARIABLE, "TIERKV_CACHE"})
+"""Variables of ours that are no values of the configuration; the second is the demo's."""
 
 _FIXED = frozenset({"type", "name"})
 """What a tier is and how it is called decide where other values go, so they come from one place."""
@@ -41,7 +44,7 @@ def overlay_environment(
         unknown: takes a variable that sets nothing, and why.
     """
     for variable in sorted(environ):
-        if not variable.startswith(PREFIX) or variable == FILE_VARIABLE or variable in mentioned:
+        if not variable.startswith(PREFIX) or variable in _NO_VALUES | mentioned:
             continue
         segments = variable[len(PREFIX) :].lower().split("__")
         why = _overlay(root, segments, grow(environ[variable], Place("variable", variable)))
@@ -88,7 +91,7 @@ def tier_name(entry: Node) -> str:
 def closest(word: str, known: Iterable[str]) -> str | None:
     """The one of `known` that was probably meant."""
     # A person's typo is short; a hostile key of a megabyte would take difflib minutes.
-    near = difflib.get_close_matches(word[:100].lower(), list(known), n=1)
+    near = difflib.get_close_matches(word[:100].lower(), list(known), n=1, cutoff=0.7)
     return near[0] if near else None
 
 

@@ -75,6 +75,7 @@ class Node:
         key_place: where its key begins; the value's own place for list items.
         written: a scalar as it stands in the file, where that differs from the value.
         variables: names of the variables whose values were put into a string.
+        incomplete: a mapping of which a key was refused.
         broken: already complained about; errors at and below it are not repeated.
     """
 
@@ -83,6 +84,7 @@ class Node:
     key_place: Place
     written: str | None = None
     variables: tuple[str, ...] = ()
+    incomplete: bool = False
     broken: bool = False
 
     @property
@@ -111,7 +113,8 @@ def find(root: Node, keys: Keys) -> Node | None:
         if isinstance(key, str):
             node = node.child(key)
         else:
-            node = node.value[key] if isinstance(node.value, list) else None
+            items = node.value if isinstance(node.value, list) else []
+            node = items[key] if key < len(items) else None
     return node
 
 

@@ -39,6 +39,7 @@ SIZE_FORMAT, DURATION_FORMAT = "tierkv-size", "tierkv-duration"
 MAX_SIZE = (1 << 63) - 1
 """Bytes. File offsets are signed 64-bit numbers."""
 
+_TYPE = "must be a number and its unit, like {example}"
 _NUMBER_AND_UNIT = re.compile(r"([0-9]{1,20}(?:\.[0-9]{1,9})?) ?([A-Za-z]*)")
 
 _DURATION_WORDS = {
@@ -160,11 +161,11 @@ def _duration_remedy(number: str, unit: str) -> str:
 
 
 def _written_text(
-    value: Any, info: ValidationInfo, parse: Callable[[str], float], unit: str
+    value: Any, info: ValidationInfo, parse: Callable[[str], float], example: str
 ) -> Any:
-    """Text through `parse`; numbers only from code, where `unit` is what they count."""
+    """Text through `parse`; bare numbers only from code."""
     if isinstance(value, bool) or value is None:
-        raise PydanticCustomError("unit_type", "needs a number and its unit")
+        raise PydanticCustomError("unit_type", _TYPE, {"example": example})
     if isinstance(value, str):
         try:
             return parse(value)
@@ -174,22 +175,22 @@ def _written_text(
         if not (info.context or {}).get("written"):
             return value
         if not math.isfinite(value):
-            raise PydanticCustomError("unit_type", "needs a number and its unit")
+            raise PydanticCustomError("unit_type", _TYPE, {"example": example})
         try:
             parse(str(value))
         except ValueError as error:
             # str(value) is what the YAML reader made of it; the quotes would be misleading.
             reason = str(error).replace(repr(str(value)), str(value), 1)
             raise PydanticCustomError("unit", "{reason}", {"reason": reason}) from None
-    raise PydanticCustomError("unit_type", f"needs a number and its unit ({unit})")
+    raise PydanticCustomError("unit_type", _TYPE, {"example": example})
 
 
 def _size(value: Any, info: ValidationInfo) -> Any:
-    return _written_text(value, info, parse_size, "like 32GiB")
+    return _written_text(value, info, parse_size, "32GiB")
 
 
 def _duration(value: Any, info: ValidationInfo) -> Any:
-    return _written_text(value, info, parse_duration, "like 5s")
+    return _written_text(value, info, parse_duration, "5s")
 
 
 Size = Annotated[
