@@ -11,10 +11,13 @@ values that may be sent anywhere.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
-from typing import Any, TypedDict
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, TypeAlias, TypedDict
 
 from tierkv.telemetry.catalog import BY_NAME, CATALOG, Kind, Metric
+
+_Key: TypeAlias = tuple[str, ...]
 
 
 class HistogramValue(TypedDict):
@@ -81,9 +84,7 @@ class Counters:
             KeyError: no such metric, label or label value.
         """
         assert value >= 0, "counters never fall"
-        key = _key(BY_NAME[name], labels)
-        self._numbers[name][key] += value
-        self._raised[name, key] = self._raised.get((name, key), 0) + value
+        self._add(self._numbers[name], (name, _key(BY_NAME[name], labels)), value)
 
     def set(self, name: str, value: float, **labels: str) -> None:
         """Set a gauge.
@@ -106,11 +107,40 @@ class Counters:
         """
         metric = BY_NAME[name]
         key = _key(metric, labels)
-        histogram = self._histograms[name][key]
+        self._observe(self._histograms[name][key], metric.buckets, (name, key), value)
+
+    def bind(self, name: str, **labels: str) -> Callable[[float], None]:
+        """`add` or `observe` for one series, looked up once. For hot paths: a third of the time.
+
+        Raises:
+            KeyError: no such metric, label or label value.
+        """
+        metric = BY_NAME[name]
+        key = _key(metric, labels)
+        if metric.kind is Kind.HISTOGRAM:
+            histogram = self._histograms[name][key]
+            return partial(self._observe, histogram, metric.buckets, (name, key))
+        numbers = self._numbers[name]
+        numbers[key]  # KeyError for an unknown series
+        return partial(self._add, numbers, (name, key))
+
+    def _add(
+        self, numbers: dict[tuple[str, ...], float], series: tuple[str, _Key], value: float
+    ) -> None:
+        numbers[series[1]] += value
+        self._raised[series] = self._raised.get(series, 0) + value
+
+    def _observe(
+        self,
+        histogram: HistogramValue,
+        bounds: tuple[float, ...],
+        series: tuple[str, _Key],
+        value: float,
+    ) -> None:
         histogram["count"] += 1
         histogram["sum"] += value
-        histogram["buckets"][bisect_left(metric.buckets, value)] += 1
-        samples = self._samples.setdefault((name, key), [])
+        histogram["buckets"][bisect_left(bounds, value)] += 1
+        samples = self._samples.setdefault(series, [])
         if len(samples) < MAX_SAMPLES:
             samples.append(value)
 

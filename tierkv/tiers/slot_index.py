@@ -223,8 +223,12 @@ class SlotIndex:
         self._policy.touch(slot)
 
     def touch_run(self, slots: Sequence[int]) -> None:
-        """A chain was used, first chunk first: touch it from its end, so that leaves go first."""
-        self._policy.touch_run(reversed(slots))
+        """A chain was used, first chunk first: touch it from its end, so that leaves go first.
+
+        Slots that are not READY (removed since they were leased) are passed over.
+        """
+        states = self._states
+        self._policy.touch_run([slot for slot in reversed(slots) if states[slot] == READY])
 
     def forecast(self, count: int) -> list[int]:
         """READY slots without a lease among the `count` that the policy gives up next."""

@@ -55,6 +55,22 @@ def test_an_observation_lands_in_the_first_bucket_that_is_not_below_it() -> None
     assert value["sum"] == pytest.approx(21.00026)
 
 
+def test_a_bound_series_counts_like_one_that_is_named_each_time() -> None:
+    named, bound = Counters(["disk"]), Counters(["disk"])
+    add = bound.bind("tierkv_io_bytes_total", tier="disk", op="load")
+    observe = bound.bind("tierkv_io_duration_seconds", tier="disk", op="load")
+    for value in (1, 3.5, 20):
+        named.add("tierkv_io_bytes_total", value, tier="disk", op="load")
+        named.observe("tierkv_io_duration_seconds", value, tier="disk", op="load")
+        add(value)
+        observe(value)
+        if value > 1:
+            assert bound.drain() == named.drain() != {}
+    assert bound.snapshot() == named.snapshot() != Counters(["disk"]).snapshot()
+    with pytest.raises(KeyError):
+        bound.bind("tierkv_io_bytes_total", tier="tape", op="load")
+
+
 def test_a_gauge_shows_its_last_value() -> None:
     counters = Counters(["disk"])
     counters.set("tierkv_breaker_state", 2, tier="disk")

@@ -1,0 +1,393 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One tier below DRAM as the Store sees it: may it be asked, what is under way, what went wrong.
+
+Forgetting (`invalidate`, `reset`) must outlast what is under way: the keys are misses from the
+call on, and the tier is told while no save runs. Otherwise a save that began before could bring
+back what was to be forgotten.
+
+Threads and ownership. Owned by the Store's scheduler thread; no lock. The coroutines run on
+the I/O loop and touch only the tier, the pool's memory and their job.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from enum import Enum
+
+from tierkv.config.models import LowerTierConfig
+from tierkv.errors import ErrorKind
+from tierkv.keys import Chunk
+from tierkv.store.breaker import Breaker, State
+from tierkv.store.context import Context
+from tierkv.store.cost import CostModel
+from tierkv.store.dram import Dram
+from tierkv.store.io_loop import IoLoop, Lane
+from tierkv.store.jobs import Errand, Fate, Job, Read
+from tierkv.store.negative import NegativeTable
+from tierkv.store.writer import Writer
+from tierkv.tiers.base import Outcome, Presence, Result, Tier, Usage
+
+logger = logging.getLogger(__name__)
+
+MAX_FORGET = 65536
+"""Keys that may wait to be forgotten; beyond it the tier is told to forget everything."""
+MAX_TOUCHES = 16
+"""Touches under way; further ones are dropped: they only concern the order of eviction."""
+LOG_EVERY = 10.0
+"""Seconds between two log lines about the same kind of failure."""
+DEFAULT_READS = 8
+"""Reads at once for a tier whose configuration does not say."""
+
+
+class Where(Enum):
+    """What can be said about a key without asking the tier."""
+
+    MISS = 0
+    HIT = 1
+    UNKNOWN = 2
+    UNAVAILABLE = 3
+
+
+class LowerTier:
+    """See the module.
+
+    Args:
+        tier: opened by `Store.open` before anything else here is called.
+        write_bytes: of DRAM that write-behind to this tier may keep leased.
+    """
+
+    def __init__(
+        self,
+        tier: Tier,
+        config: LowerTierConfig,
+        dram: Dram,
+        io: IoLoop,
+        cost: CostModel,
+        context: Context,
+        write_bytes: int,
+    ) -> None:
+        self.tier = tier
+        self.name = config.name
+        self.config = config
+        self.reads: dict[int, Read] = {}
+        """By slot, oldest first: all that were submitted and have not come back."""
+        self.breaker = Breaker(config.breaker_failures, config.probe_after, context.clock)
+        self._negative = NegativeTable(context.clock)
+        self._dram = dram
+        self._io = io
+        self._cost = cost
+        self._clock = context.clock
+        self._counters = context.counters
+        limit = int(getattr(config, "io_threads", DEFAULT_READS))
+        who = f"tier {self.name}"
+        self._read_lane = Lane(io, self._load, limit, context.clock, who)
+        # A quarter: reads, which someone waits for, must find most of the tier's threads free.
+        self._write_lane = Lane(io, self._save, max(1, limit // 4), context.clock, who)
+        self.writer = Writer(
+            self.name,
+            config.write,
+            max(1, min(config.write_queue, write_bytes) // dram.pool.layout.slot_bytes),
+            config.save_deadline,
+            dram,
+            self._write_lane,
+            self.breaker,
+            context.counters,
+            self._holds,
+            self._written,
+        )
+        self._to_forget: dict[bytes, None] = {}
+        self._to_clear = False
+        self._evicting: dict[bytes, None] = {}
+        self._clearing = False
+        self._forgets_any = False  # any of the four
+        self._forget_again_at: float | None = None
+        self._touches = 0
+        bind = context.counters.bind
+        self._count_bytes = {
+            op: bind("tierkv_io_bytes_total", tier=self.name, op=op) for op in ("load", "save")
+        }
+        self._count_seconds = {
+            op: bind("tierkv_io_duration_seconds", tier=self.name, op=op) for op in ("load", "save")
+        }
+        self._count_reads = {
+            reason: bind("tierkv_moves_total", source=self.name, target=dram.name, reason=reason)
+            for reason in ("load", "prefetch")
+        }
+        self._logged: dict[str, float] = {}
+
+    # -- asking ----------------------------------------------------------------------------------
+
+    def where(self, key: bytes) -> Where:
+        """Whether the key can be read from here now. Hot path; no I/O, no side effect."""
+        try:
+            presence = self.tier.lookup(key)
+        except Exception as error:
+            self._complain("lookup", ErrorKind.WORKER, error)
+            return Where.MISS
+        if presence is Presence.MISS or self._negative.blocked(key):
+            return Where.MISS
+        if self._forgets_any and self._forgets(key):
+            return Where.MISS
+        if not self.breaker.would_allow() or not self._io.alive:
+            return Where.UNAVAILABLE
+        return Where.HIT if presence is Presence.HIT else Where.UNKNOWN
+
+    def _forgets(self, key: bytes) -> bool:
+        """Whether the tier is being told to forget the key, or will be."""
+        return self._to_clear or self._clearing or key in self._to_forget or key in self._evicting
+
+    def _holds(self, key: bytes) -> bool:
+        """Whether a write would be superfluous."""
+        if self._forgets(key):
+            return False
+        try:
+            return self.tier.lookup(key) is Presence.HIT
+        except Exception as error:
+            self._complain("lookup", ErrorKind.WORKER, error)
+            return True
+
+    def usage(self) -> Usage:
+        try:
+            return self.tier.usage()
+        except Exception as error:
+            self._complain("usage", ErrorKind.WORKER, error)
+            return Usage(0, 0, 0)
+
+    # -- reading ---------------------------------------------------------------------------------
+
+    def new_read(self, chunk: Chunk, slot: int, permit: int, reason: str, deadline: float) -> Read:
+        """A read into a reserved slot; it begins with `submit`."""
+        read = Read(chunk, slot, permit, reason, self._read_done, lower=self, deadline=deadline)
+        self.reads[slot] = read
+        self._dram.fills[slot] = read
+        return read
+
+    def submit(self, reads: Sequence[Read]) -> None:
+        """Begin these, in this order."""
+        self._read_lane.submit(reads)
+
+    def _read_done(self, read: Read) -> None:
+        if self.reads.get(read.slot) is read:
+            del self.reads[read.slot]
+        result = read.result
+        if result.outcome is Outcome.DONE:
+            self._answered(read)
+            self._moved(read, "load", result.nbytes)
+            self._negative.forgive(read.chunk.key)
+            self._cost.observe_load(self.name, read.started, read.ended)
+            if self._dram.filled(read):
+                self._count_reads[read.reason](1)
+        elif result.outcome is Outcome.MISS:
+            # It had said HIT. A tier that keeps saying so must not be asked on and on.
+            self._answered(read)
+            self._negative.failed(read.chunk.key)
+            self._dram.not_filled(read, Fate.MISS)
+        elif result.outcome is Outcome.REFUSED:
+            self._failed(read, "load", result.error)
+            self._dram.not_filled(read, Fate.UNAVAILABLE)
+        else:
+            self._negative.failed(read.chunk.key)
+            self._failed(read, "load", result.error or ErrorKind.WORKER)
+            self._dram.not_filled(read, Fate.FAILED)
+
+    # -- writing ---------------------------------------------------------------------------------
+
+    def _written(self, job: Job) -> None:
+        result = job.result
+        if result.outcome is Outcome.DONE:
+            self._answered(job)
+            self._moved(job, "save", result.nbytes)
+            self._negative.forgive(job.chunk.key)
+            self._counters.add(
+                "tierkv_moves_total", source=self._dram.name, target=self.name, reason=job.reason
+            )
+            return
+        if result.outcome is Outcome.REFUSED:
+            # No room, or paused: the tier is well, it answers.
+            self._answered(job)
+            if result.error is not None:
+                self._complain("save", result.error)
+        else:
+            self._failed(job, "save", result.error or ErrorKind.WORKER)
+        reason = "refused" if result.outcome is Outcome.REFUSED else "failed"
+        self._counters.add("tierkv_saves_dropped_total", tier=self.name, reason=reason)
+
+    # -- forgetting ------------------------------------------------------------------------------
+
+    def forget(self, keys: Sequence[bytes]) -> None:
+        """Have the tier forget these; from now on they are misses."""
+        self.writer.forget(keys)
+        self._to_forget.update(dict.fromkeys(keys))
+        if len(self._to_forget) > MAX_FORGET:
+            self._to_forget.clear()
+            self._to_clear = True
+        self._forget_next()
+
+    def forget_all(self) -> None:
+        """Have the tier forget everything, and throw away what waits."""
+        self.writer.drop_waiting("reset")
+        self._drop_waiting_reads()
+        self._to_clear = True
+        self._forget_next()
+
+    def _forget_next(self) -> None:
+        """One errand at a time; what comes up meanwhile goes with the next one."""
+        if not self._clearing and not self._evicting:
+            if self._to_clear:
+                self._clearing, self._to_clear = True, False
+                self._to_forget.clear()
+                self._forget_in_tier(None)
+            elif self._to_forget:
+                self._evicting, self._to_forget = self._to_forget, {}
+                self._forget_in_tier(tuple(self._evicting))
+        self._forgets_any = bool(
+            self._to_clear or self._clearing or self._to_forget or self._evicting
+        )
+
+    def _forget_in_tier(self, keys: Sequence[bytes] | None) -> None:
+        async def tell() -> None:
+            await (self.tier.clear() if keys is None else self.tier.evict(keys))
+
+        self._io.errand(Errand(keys, self._forgot), lambda: self._write_lane.alone(tell))
+
+    def _forgot(self, errand: Errand) -> None:
+        if not errand.ok:
+            # Not done, so not to be believed: these stay misses, and it is told again later.
+            self._complain("forgetting", ErrorKind.WORKER, errand.error)
+            self._to_clear |= self._clearing
+            self._to_forget.update(self._evicting)
+            self._forget_again_at = self._clock() + self.config.probe_after
+        elif self._clearing:
+            self._negative.clear()
+        self._clearing = False
+        self._evicting = {}
+        if errand.ok:
+            self._forget_next()
+
+    def _drop_waiting_reads(self) -> None:
+        while self._read_lane.queue:
+            try:
+                read = self._read_lane.queue.popleft()
+            except IndexError:
+                return
+            self._drop_read(read, Fate.MISS)
+            self.breaker.unused(read.permit)
+
+    def _drop_read(self, read: Read, fate: Fate) -> None:
+        del self.reads[read.slot]
+        self._dram.not_filled(read, fate)
+
+    # -- small errands ---------------------------------------------------------------------------
+
+    def touch(self, keys: Sequence[bytes]) -> None:
+        """Say that these were used, most valuable last."""
+        if self._touches < MAX_TOUCHES and self.breaker.state is State.CLOSED and self._io.alive:
+            self._touches += 1
+            self._io.errand(Errand(keys, self._touched), lambda: self.tier.touch(keys))
+
+    def _touched(self, errand: Errand) -> None:
+        self._touches -= 1
+        if not errand.ok:
+            self._complain("touch", ErrorKind.WORKER, errand.error)
+
+    def probe(self, keys: Sequence[bytes]) -> Errand:
+        """Have the tier find out about UNKNOWN keys. The errand is `back` when it has."""
+        errand = Errand(keys, self._probed)
+        self._io.errand(errand, lambda: self.tier.probe(keys))
+        return errand
+
+    def _probed(self, errand: Errand) -> None:
+        errand.back = True
+        if not errand.ok:
+            self._complain("probe", ErrorKind.WORKER, errand.error)
+
+    # -- time ------------------------------------------------------------------------------------
+
+    def check_deadlines(self, now: float) -> None:
+        """Reads and writes that take too long are failures of the tier. Cheap if there are none.
+
+        A read that runs keeps its slot until it returns, since the tier may still write into it;
+        one that still waits is dropped.
+        """
+        if self.reads:
+            late = []
+            for read in self.reads.values():
+                if read.deadline > now:
+                    break
+                late.append(read)
+            for read in late:
+                self._late(read)
+        self.writer.check_deadlines(now)
+        if self._forget_again_at is not None and now >= self._forget_again_at:
+            self._forget_again_at = None
+            self._forget_next()
+        if self.breaker.state is State.OPEN:
+            self.writer.drop_waiting("unavailable")
+
+    def _late(self, read: Read) -> None:
+        if not read.overdue:
+            read.overdue = True
+            self._complain("load", ErrorKind.TIMEOUT)
+            self._tell_breaker_failure(read.permit, ErrorKind.TIMEOUT)
+        if not read.started:
+            try:
+                self._read_lane.queue.remove(read)
+            except ValueError:
+                return  # the loop has just taken it
+            self._drop_read(read, Fate.LATE)
+
+    # -- ending ----------------------------------------------------------------------------------
+
+    async def drained(self) -> None:
+        """Wait until every queued write is done. Loop thread."""
+        await self._write_lane.drained()
+
+    # --------------------------------------------------------------------------------------------
+
+    async def _load(self, read: Read) -> Result:
+        return await self.tier.load(read.chunk, self._dram.pool.parts(read.slot))
+
+    async def _save(self, job: Job) -> Result:
+        return await self.tier.save(job.chunk, self._dram.pool.parts(job.slot))
+
+    def _moved(self, job: Job, op: str, nbytes: int) -> None:
+        self._count_bytes[op](nbytes)
+        self._count_seconds[op](job.ended - job.started)
+
+    def _answered(self, job: Job) -> None:
+        if not job.overdue:
+            self.breaker.success(job.permit)
+
+    def _failed(self, job: Job, what: str, kind: ErrorKind | None) -> None:
+        if job.overdue:  # told and counted when its deadline passed
+            return
+        if kind is not None:
+            self._complain(what, kind)
+        self._tell_breaker_failure(job.permit, kind or ErrorKind.TIMEOUT)
+
+    def _tell_breaker_failure(self, permit: int, kind: ErrorKind) -> None:
+        was = self.breaker.state
+        self.breaker.failure(permit, kind)
+        if self.breaker.state is State.OPEN and was is not State.OPEN:
+            logger.warning(
+                "tier %s: left alone after repeated failures (%s); tried again every %g s",
+                self.name,
+                kind.value,
+                self.config.probe_after,
+            )
+
+    def _complain(self, what: str, kind: ErrorKind, error: BaseException | None = None) -> None:
+        """Count a failure, and say so unless the same was said a moment ago."""
+        self._counters.add("tierkv_errors_total", tier=self.name, kind=kind.value)
+        now = self._clock()
+        last = self._logged.get(kind.value)
+        if last is None or now - last >= LOG_EVERY:
+            self._logged[kind.value] = now
+            logger.warning(
+                "tier %s: %s failed (%s); what it held is recomputed",
+                self.name,
+                what,
+                kind.value,
+                exc_info=error,
+            )

@@ -1,0 +1,406 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Store: knows what is where and decides what is loaded, saved, moved and forgotten.
+
+**Threads and ownership.** Scheduler thread: everything here; all methods are called from that one
+thread, and none but `open` and `close` blocks or does I/O. I/O loop thread: the coroutines of the
+tiers below DRAM. Crossing: jobs, handed over through a lane's queue and back through the loop's
+`done` queue, which `poll` drains. So the index has one owner and there is no lock. The thread is
+started by `open`, if there is a lower tier, and ended by `close`, which waits at most about its
+timeout and may be called twice. If it dies, the lower tiers are unavailable and the engine goes on
+with DRAM.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+
+from tierkv.config.models import LowerTierConfig, TierKVConfig
+from tierkv.errors import ConfigError, GeometryError, TierError
+from tierkv.keys import Chunk, Namespace
+from tierkv.pages.layout import SlotLayout
+from tierkv.pages.pool import DramPool
+from tierkv.store.context import Context
+from tierkv.store.cost import CostModel
+from tierkv.store.dram import Dram
+from tierkv.store.io_loop import IoLoop
+from tierkv.store.lower import LowerTier
+from tierkv.store.report import StoreReport, TierSummary
+from tierkv.store.runs import MAX_READS, Decisions, Runs
+from tierkv.store.tickets import LoadTicket
+from tierkv.telemetry.counters import Snapshot
+from tierkv.tiers.base import Tier, TierReport, Usage
+
+logger = logging.getLogger(__name__)
+
+PREFETCH_SHARE = 4
+"""Reading ahead may have one in so many of the pool's slots under way."""
+DEMOTE_SHARE = 10
+"""With fewer than one in so many slots free, the next victims are copied down ahead (on_evict)."""
+DEMOTE_AHEAD = 128
+"""Victims looked at, at most, beyond those just evicted."""
+
+
+class Store:
+    """See the module.
+
+    Args:
+        config: which tiers, and how.
+        context: clock, counters and the like; a default one of its own if None.
+
+    Attributes:
+        pool: the DRAM slots; after `open`. `pool.handle` goes to the workers.
+        layout: sizes of a chunk; after `open`.
+        config: as given.
+        context: as given, or the default.
+    """
+
+    pool: DramPool
+    layout: SlotLayout
+
+    def __init__(self, config: TierKVConfig, context: Context | None = None) -> None:
+        self.config = config
+        self.context = context if context is not None else Context()
+        self._counters = self.context.counters
+        self._counters.declare_tiers([tier.name for tier in config.tiers])
+        self._io: IoLoop | None = None
+        self._lowers: list[LowerTier] = []
+        self._opened = False
+        self._open = False
+
+    # -- life ------------------------------------------------------------------------------------
+
+    def open(
+        self, namespace: Namespace, layout: SlotLayout, pool: DramPool | None = None
+    ) -> StoreReport:
+        """Take memory, start the I/O loop, open the tiers. Blocks; once.
+
+        A lower tier that cannot be opened is left out, said once at error level, and listed in the
+        report; the Store goes on without it.
+
+        Args:
+            namespace: what is cached; decides what tiers recover.
+            layout: sizes of a chunk.
+            pool: DRAM slots of that layout that exist already; without it, one of the configured
+                capacity is made. `close` closes it either way.
+
+        Raises:
+            ConfigError: the DRAM tier is smaller than one chunk.
+            TierError: there is no memory for it.
+        """
+        assert not self._opened, "a Store is opened once"
+        self._opened = True
+        dram = self.config.dram
+        try:
+            self.pool = pool if pool is not None else DramPool(layout, dram.capacity)
+        except GeometryError as error:
+            raise ConfigError(f"tiers.{dram.name}.capacity: {error}") from error
+        self.layout = layout
+        keeps_chunks = any(tier.write == "on_evict" for tier in self.config.lower)
+        self._dram = Dram(dram.name, dram.policy, self.pool, self._counters, keeps_chunks)
+        self._cost = CostModel(layout.chunk_tokens, layout.slot_bytes)
+        self._runs = Runs(self._dram, self._lowers, self._cost, self.context)
+        usage = self._dram.usage()
+        tiers = {dram.name: TierSummary(usage.capacity_bytes, self.pool.slots)}
+        disabled: dict[str, str] = {}
+        self._open = True
+        if self.config.lower:
+            self._io = self.context.make_io()
+            self._io.start()
+            answers = self._io.run(self._open_tiers(namespace, layout))
+            for config, answer in zip(self.config.lower, answers, strict=True):
+                if isinstance(answer, str):
+                    disabled[config.name] = answer
+                    logger.error("tier %s is left out: %s", config.name, answer)
+                else:
+                    tiers[config.name] = self._add_tier(config, *answer)
+        return StoreReport(namespace.digest.hex(), layout, tiers, disabled)
+
+    async def _open_tiers(
+        self, namespace: Namespace, layout: SlotLayout
+    ) -> list[tuple[Tier, TierReport] | str]:
+        """All at once; each one's report, or the reason why not. Loop thread."""
+
+        async def open_one(config: LowerTierConfig) -> tuple[Tier, TierReport] | str:
+            try:
+                tier = self.context.make_tier(config)
+                return tier, await tier.open(namespace.digest, layout)
+            except (TierError, ConfigError) as error:
+                return str(error)
+            except Exception as error:
+                logger.exception("opening tier %s raised", config.name)
+                return f"{config.name}: {type(error).__name__}: {error}; this is a bug of the tier"
+
+        return list(await asyncio.gather(*map(open_one, self.config.lower)))
+
+    def _add_tier(self, config: LowerTierConfig, tier: Tier, found: TierReport) -> TierSummary:
+        assert self._io is not None
+        # Half of the pool, shared by all tiers: the other half stays free to be evicted.
+        share = self.pool.slots * self.layout.slot_bytes // 2 // len(self.config.lower)
+        lower = LowerTier(tier, config, self._dram, self._io, self._cost, self.context, share)
+        self._lowers.append(lower)
+        capacity = lower.usage().capacity_bytes
+        return TierSummary(
+            capacity,
+            capacity // self.layout.slot_bytes,
+            found.recovered_chunks,
+            found.recovered_bytes,
+            found.seconds,
+            found.notes,
+        )
+
+    def close(self, timeout: float = 5.0) -> None:
+        """Finish write-behind for up to `timeout` seconds, close the tiers, give the pool back.
+
+        Blocks at most about a second longer. What is not written by then is dropped and counted.
+        Idempotent; leases that are still out may be released afterwards.
+        """
+        if not self._open:
+            return
+        self._open = False
+        if self._io is not None:
+            self._close_tiers(self._io, timeout)
+        self._dram.forget_all()
+        self.pool.close()
+
+    def _close_tiers(self, io: IoLoop, timeout: float) -> None:
+        end = time.monotonic() + timeout
+        lowers = list(self._lowers)
+        self._lowers.clear()  # nothing new from here on
+
+        async def drain() -> None:
+            await asyncio.gather(*(lower.drained() for lower in lowers))
+
+        async def close_tiers() -> None:
+            await asyncio.gather(*(lower.tier.close() for lower in lowers), return_exceptions=True)
+
+        try:
+            io.run(drain(), timeout)
+        except (TimeoutError, RuntimeError):
+            logger.warning("not everything was written within %g s; the rest is dropped", timeout)
+        for lower in lowers:
+            lower.writer.drop_waiting("shutdown")
+        try:
+            io.run(close_tiers(), max(1.0, end - time.monotonic()))
+        except (TimeoutError, RuntimeError):
+            logger.warning("a tier does not close; it is left behind")
+        if not io.stop(1.0):
+            logger.warning("the I/O loop does not end; it is left behind")
+        self._apply_done()
+
+    # -- loading ---------------------------------------------------------------------------------
+
+    def prefetch(self, chunks: Sequence[Chunk]) -> None:
+        """A request arrived: begin to read what lower tiers hold of its chain. Keeps no lease.
+
+        Bounded: reads under way take at most a quarter of the pool's slots; the rest is left to
+        `load`.
+
+        Args:
+            chunks: what will be wanted, first chunk first.
+        """
+        room = self.pool.slots // PREFETCH_SHARE - sum(len(lower.reads) for lower in self._lowers)
+        ready = self._dram.ready_run(chunks) if self._lowers and room > 0 else len(chunks)
+        if ready == len(chunks):
+            return
+        # From the first chunk on, though only the rest is read: the leases keep reads of the end
+        # of the chain from evicting its beginning.
+        found = self._runs.extend(chunks, 0, Decisions(), "prefetch", min(room, MAX_READS))
+        self._runs.let_go(found.leased)
+        self._runs.let_go(found.entries)
+
+    def load(self, chunks: Sequence[Chunk]) -> LoadTicket:
+        """Lease what is ready in DRAM and begin to read the rest of the run.
+
+        Hot path: about 0.5 µs a chunk that is in DRAM, some µs a chunk that is read.
+
+        Args:
+            chunks: the wanted part of a chain, first chunk first.
+
+        Returns:
+            A ticket to be polled and, whatever happens, released.
+        """
+        ticket = LoadTicket(self._runs, chunks)
+        found = ticket.begin()
+        dram, add = self._dram.name, self._counters.add
+        here = len(found.leased) + sum(isinstance(entry, int) for entry in found.entries)
+        begun = sum(found.begun.values())
+        name = "tierkv_lookup_chunks_total"
+        if here:
+            add(name, here, tier=dram, result="hit")
+        if found.joined:
+            add(name, found.joined, tier=dram, result="pending")
+        if begun or found.asked:
+            add(name, begun + bool(found.asked), tier=dram, result="miss")
+        for tier, count in found.begun.items():
+            add(name, count, tier=tier, result="hit")
+        for tier, result in found.asked:
+            add(name, tier=tier, result=result)
+        if found.leased:
+            for lower in self._lowers:
+                if lower.config.write == "on_reuse":
+                    lower.writer.offer(chunks[: len(found.leased)], found.leased)
+        return ticket
+
+    def observe_prefill(self, tokens: int, seconds: float) -> None:
+        """The engine computed `tokens` of prompts in `seconds`: what a load is measured against."""
+        self._cost.observe_prefill(tokens, seconds)
+
+    # -- saving ----------------------------------------------------------------------------------
+
+    def save(self, chunks: Sequence[Chunk]) -> list[tuple[int, int]]:
+        """Slots for chunks that DRAM lacks, to be filled by the workers and then committed.
+
+        Stops at the first chunk that gets no slot: a child without its parent is useless.
+
+        Args:
+            chunks: part of a chain, first chunk first.
+
+        Returns:
+            (index into `chunks`, slot) of each chunk that is to be copied. Every slot must come
+            back through `commit` or `abandon`.
+        """
+        if not self._open:
+            return []
+        index = self._dram.index
+        lacking = [at for at, chunk in enumerate(chunks) if index.find(chunk.key) is None]
+        if not lacking:
+            return []
+        # What is here already must not be evicted for its own children.
+        held = index.lease_run(chunk.key for chunk in chunks[: lacking[0]])
+        slots = index.reserve_run([chunks[at].key for at in lacking])
+        self._runs.let_go(held)
+        for at, slot in zip(lacking, slots, strict=False):
+            self._dram.saves[slot] = (chunks[at], self.generation)
+        if len(slots) < len(lacking):
+            self._counters.add(
+                "tierkv_saves_dropped_total",
+                len(lacking) - len(slots),
+                tier=self._dram.name,
+                reason="no_slot",
+            )
+        self._dram.count_evictions()
+        self._demote_ahead(len(slots))
+        return list(zip(lacking, slots, strict=False))
+
+    def commit(self, slots: Sequence[int], generation: int) -> None:
+        """All ranks have written these slots: their chunks become visible.
+
+        Args:
+            slots: from `save`, in the order of the chain.
+            generation: of the Store when `save` gave them. Slots that are not to be filled in
+                that generation are ignored.
+        """
+        chunks, ready = [], []
+        for slot in slots:
+            chunk = self._take_save(slot, generation)
+            if chunk is not None and self._dram.publish(slot, chunk):
+                chunks.append(chunk)
+                ready.append(slot)
+        if ready:
+            for lower in self._lowers:
+                if lower.config.write == "through":
+                    lower.writer.offer(chunks, ready)
+
+    def abandon(self, slots: Sequence[int], generation: int) -> None:
+        """These slots were not written: they are free again. Arguments as for `commit`."""
+        for slot in slots:
+            if self._take_save(slot, generation) is not None:
+                self._dram.index.abandon(slot)
+
+    def _take_save(self, slot: int, generation: int) -> Chunk | None:
+        chunk, begun_in = self._dram.saves.get(slot, (None, -1))
+        if begun_in != generation:
+            logger.warning("slot %d is not being saved to; a second report is ignored", slot)
+            return None
+        del self._dram.saves[slot]
+        return chunk
+
+    def _demote_ahead(self, just_taken: int) -> None:
+        """Copy down what DRAM is about to give up, for the tiers that are written on_evict."""
+        index = self._dram.index
+        if index.free * DEMOTE_SHARE >= index.capacity:
+            return
+        for lower in self._lowers:
+            if lower.config.write == "on_evict":
+                ahead = just_taken + min(DEMOTE_AHEAD, -(-index.capacity // DEMOTE_SHARE))
+                # Soonest victim last, so that it is queued first.
+                slots = index.forecast(ahead)[::-1]
+                known = [(self._dram.chunk_of(slot), slot) for slot in slots]
+                pairs = [(chunk, slot) for chunk, slot in known if chunk is not None]
+                lower.writer.offer([chunk for chunk, _ in pairs], [slot for _, slot in pairs])
+
+    # -- the rest --------------------------------------------------------------------------------
+
+    @property
+    def generation(self) -> int:
+        """Raised by every `reset`."""
+        return self._runs.generation
+
+    def touch(self, chunks: Sequence[Chunk]) -> None:
+        """A chain was used: make it recent in all tiers, its beginning most of all."""
+        get = self._dram.index.get
+        found = [get(chunk.key) for chunk in chunks]
+        self._dram.index.touch_run([slot for slot in found if slot is not None])
+        if self._lowers:
+            keys = [chunk.key for chunk in reversed(chunks)]
+            for lower in self._lowers:
+                lower.touch(keys)
+
+    def invalidate(self, chunks: Sequence[Chunk]) -> None:
+        """What was delivered of these was wrong: forget them in all tiers, at once."""
+        keys = [chunk.key for chunk in chunks]
+        for lower in self._lowers:
+            lower.forget(keys)
+        self._count_evictions("invalid", sum(self._dram.forget(key) for key in keys))
+
+    def reset(self) -> None:
+        """Forget everything in all tiers. What is in flight is thrown away when it comes back."""
+        for lower in self._lowers:
+            lower.forget_all()
+        self._count_evictions("reset", self._dram.forget_all())
+        self._runs.generation += 1
+
+    def _count_evictions(self, reason: str, count: int) -> None:
+        if count:
+            self._counters.add("tierkv_evictions_total", count, tier=self._dram.name, reason=reason)
+
+    def poll(self) -> None:
+        """Apply what the I/O loop finished. Call in every step; cheap when nothing did."""
+        self._apply_done()
+        if self._lowers:
+            now = self.context.clock()
+            for lower in self._lowers:
+                lower.check_deadlines(now)
+
+    def _apply_done(self) -> None:
+        if self._io is None:
+            return
+        done = self._io.done
+        while not done.empty():
+            job = done.get_nowait()
+            job.on_done(job)
+
+    def usage(self) -> dict[str, Usage]:
+        """Fill level by name of the tier, DRAM first."""
+        usage = {self._dram.name: self._dram.usage()}
+        usage.update((lower.name, lower.usage()) for lower in self._lowers)
+        return usage
+
+    def snapshot(self) -> Snapshot:
+        """All counters, with the gauges brought up to date."""
+        put = self._counters.set
+        for name, usage in self.usage().items():
+            put("tierkv_chunks", usage.chunks, tier=name)
+            put("tierkv_used_bytes", usage.used_bytes, tier=name)
+            put("tierkv_capacity_bytes", usage.capacity_bytes, tier=name)
+        put("tierkv_leased_slots", self._dram.index.leased)
+        for lower in self._lowers:
+            put("tierkv_breaker_state", lower.breaker.state, tier=lower.name)
+            for op, count in (("load", len(lower.reads)), ("save", len(lower.writer.pending))):
+                put("tierkv_queue_depth", count, tier=lower.name, op=op)
+                size = count * self.layout.slot_bytes
+                put("tierkv_inflight_bytes", size, tier=lower.name, op=op)
+        return self._counters.snapshot()
