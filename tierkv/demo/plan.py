@@ -107,6 +107,7 @@ def tierkv_arguments(config: Path) -> list[str]:
 def write_config(folder: Path) -> Path:
     """Write `tierkv.yaml` with the disk tier in `folder/disk`; returns its path."""
     config = folder / "tierkv.yaml"
-    # JSON strings are YAML strings, so that no character of the path means anything.
-    config.write_text(CONFIG.format(path=json.dumps(str(folder / "disk"))))
+    # A JSON string is a YAML string, and $$ is a dollar: no character of the path means anything.
+    path = json.dumps(str(folder / "disk")).replace("$", "$$")
+    config.write_text(CONFIG.format(path=path), encoding="utf-8")
     return config

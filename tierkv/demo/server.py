@@ -153,7 +153,9 @@ class Server:
         except OSError:
             lines = []
         shown = "\n".join(f"  | {line[:200]}" for line in lines)
-        return DemoError(f"vllm serve ({self.name}): {what}; its log is {self.log}, which ends:\n{shown}")
+        return DemoError(
+            f"vllm serve ({self.name}): {what}; its log is {self.log}, which ends:\n{shown}"
+        )
 
     def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> bool:
         """Stop the whole process group and wait until it is gone. May be called twice.
