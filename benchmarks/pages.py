@@ -61,7 +61,7 @@ class Bench:
         table = PageTable.from_layers(views)
         slot = SlotLayout(chunk_blocks * BLOCK_TOKENS, BLOCK_TOKENS, table.block_bytes)
         self.pool = DramPool(slot, chunks * slot.slot_bytes)
-        self.region = PoolRegion.attach(self.pool.handle, 0)
+        self.region = PoolRegion.attach(self.pool.handles[0])
         self.mover = CpuMover(table, self.region)
 
     def ops(self, scattered: bool) -> Ops:

@@ -77,6 +77,13 @@ class CudaMover(PageMover):
             self._save = _Lane("d2h", table, self._pool, pages)
             self._load = _Lane("h2d", table, self._pool, pages)
             self._is_pinned = _pin(self._pool, self._device)
+        if not self._is_pinned:
+            note = (
+                f"{region.array.nbytes} bytes of the DRAM pool could not be pinned: copies are slow "
+                "and the engine waits for them; lower the dram tier's capacity"
+            )
+            _logger.warning("%s", note)
+            self.notes = (note,)
 
     def save(self, job_id: int, ops: Ops) -> None:
         self._submit(self._save, job_id, ops)
@@ -231,15 +238,8 @@ class _Lane:
 
 def _pin(pool: torch.Tensor, device: torch.device) -> bool:
     """Page-lock the region, so that copies run on their own. Touches all of its memory."""
-    error = int(_cudart().cudaHostRegister(pool.data_ptr(), pool.nbytes, 0))
-    if error == 0:
+    if int(_cudart().cudaHostRegister(pool.data_ptr(), pool.nbytes, 0)) == 0:
         return True
-    _logger.warning(
-        "cannot pin %d bytes of the DRAM pool (CUDA error %d): copies are slower and the engine "
-        "waits for them; lower the dram tier's capacity or raise the memory limit",
-        pool.nbytes,
-        error,
-    )
     # The runtime keeps the error until the next launch of a kernel asks for it: one of ours takes
     # the blame, lest it be one of the engine's.
     with suppress(RuntimeError):

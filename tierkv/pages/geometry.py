@@ -88,12 +88,8 @@ class PageTable:
         return cls(_segments(_joined(_distinct(views))))
 
     @property
-    def is_block_contiguous(self) -> bool:
-        """One run holds the whole block."""
-        return len(self.segments) == 1 and self.segments[0].view.shape[0] == 1
-
-    @property
     def min_run_bytes(self) -> int:
+        """Bytes of the smallest run; the whole block where the engine keeps its layers together."""
         return min(segment.run_bytes for segment in self.segments)
 
     def runs(self) -> npt.NDArray[np.int64]:

@@ -20,7 +20,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tierkv.errors import GeometryError
+from tierkv.errors import GeometryError, UnsupportedError
 from tierkv.pages.geometry import PageTable
 from tierkv.pages.pool import PoolRegion
 
@@ -57,9 +57,14 @@ class PageMover(ABC):
         table: where the engine keeps its pages.
         region: this rank's part of the pool; closed by its owner, after the mover.
 
+    Attributes:
+        notes: things an operator should know, one sentence each.
+
     Raises:
         GeometryError: blocks of the table and of the pool differ in size.
     """
+
+    notes: tuple[str, ...] = ()
 
     def __init__(self, table: PageTable, region: PoolRegion) -> None:
         if table.block_bytes != region.layout.block_bytes:
@@ -123,6 +128,28 @@ class PageMover(ABC):
         level = logging.DEBUG if self._has_failed else logging.ERROR
         self._has_failed = True
         _logger.log(level, "%s copy of job %d failed: %s", direction, job_id, error)
+
+
+def make_mover(table: PageTable, region: PoolRegion) -> PageMover:
+    """The mover for the device that holds the engine's pages.
+
+    Raises:
+        GeometryError, torch.OutOfMemoryError: see the movers.
+        UnsupportedError: there is none for this device.
+    """
+    device = table.device.type
+    # Imported here: one needs Triton and a GPU, and each engine needs only one of them.
+    if device == "cuda":
+        from tierkv.pages.cuda_mover import CudaMover
+
+        return CudaMover(table, region)
+    if device == "cpu":
+        from tierkv.pages.cpu_mover import CpuMover
+
+        return CpuMover(table, region)
+    raise UnsupportedError(
+        f"KV pages on device {device!r} cannot be moved; run the engine on cpu or cuda"
+    )
 
 
 class Run(NamedTuple):

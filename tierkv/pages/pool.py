@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The DRAM tier's memory: one memfd of equal slots, mapped by the Store and by every worker.
+"""The DRAM tier's memory: equal slots in memfds, mapped by the Store and by the workers.
 
-    memfd  = region of rank 0 | region of rank 1 | ...
-    region = that rank's part of slot 0 | of slot 1 | ...      `part_stride` bytes each
+    region of rank r = its part of slot 0 | of slot 1 | ...      `part_stride` bytes each
 
-Rank by rank, so that a worker maps (and on CUDA pins) only what it copies. A memfd needs no room in
-/dev/shm, is nobody else's to open, and is gone with its last holder, whatever ended it. Its size is
-sealed: were it cut short by anyone, every holder would die of SIGBUS on the next access.
+A worker maps (and on CUDA pins) its own region only; the Store maps all of them. Either side may
+make the memory, the other attaches by a `RegionHandle`: in vLLM only workers can tell the scheduler
+something before the first step, so there each worker makes its region and the Store attaches.
 
-Memory is taken from the machine page by page when first touched, not when the pool is made. Who
-reads or writes which slot, and when, is the caller's business: nothing here locks.
+A memfd needs no room in /dev/shm, is nobody else's to open, and is gone with its last holder,
+whatever ended it. Its size is sealed: were it cut short by anyone, every holder would die of SIGBUS
+on the next access. Memory is taken from the machine page by page when first touched, not when a
+region is made. Who reads or writes which slot, and when, is the callers' business: nothing here
+locks.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import errno
 import fcntl
 import mmap
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -35,28 +37,39 @@ _MADV_POPULATE_WRITE = 23
 
 
 @dataclass(frozen=True, slots=True)
-class PoolHandle:
-    """What a worker needs to map a pool. Plain values: may be pickled, packed or logged.
+class RegionHandle:
+    """What another process needs to map one rank's region. Plain values: pickle, pack or log it.
 
     Attributes:
-        path: the owner's descriptor, "/proc/<pid>/fd/<n>".
-        size_bytes: of the whole memfd, all ranks.
-        slots: chunks that it holds.
-        layout: sizes of a slot.
+        path: the maker's descriptor, "/proc/<pid>/fd/<n>".
+        size_bytes: of the whole memfd, to recognise it by.
+        offset_bytes: where the region starts in it.
+        slots: chunks that the pool holds.
+        layout: sizes of a slot, all ranks.
     """
 
     path: str
     size_bytes: int
+    offset_bytes: int
     slots: int
     layout: SlotLayout
 
+    @property
+    def region_bytes(self) -> int:
+        return self.slots * self.layout.part_stride
+
 
 class DramPool:
-    """The owner's side: beside the scheduler, all ranks' regions.
+    """The Store's side: every rank's part of every slot.
 
     Args:
         layout: sizes of a slot.
-        capacity_bytes: upper bound of the pool; what is left over after whole slots is not taken.
+        capacity_bytes: of all ranks together; what is left over after whole slots is not taken.
+
+    Attributes:
+        layout: as given.
+        slots: how many there are.
+        handles: by rank, for workers to attach to.
 
     Raises:
         GeometryError: the capacity holds no slot.
@@ -65,32 +78,56 @@ class DramPool:
     Thread: `parts` any; the others the owner's.
     """
 
+    layout: SlotLayout
+    slots: int
+    handles: tuple[RegionHandle, ...]
+
     def __init__(self, layout: SlotLayout, capacity_bytes: int) -> None:
-        slots = capacity_bytes // layout.slot_bytes
-        if slots < 1:
-            raise GeometryError(
-                f"{_TIER}: capacity={capacity_bytes} bytes holds no chunk; set it to at least "
-                f"{layout.slot_bytes} bytes or make chunk_tokens={layout.chunk_tokens} smaller"
-            )
-        size = slots * layout.slot_bytes
-        self.layout = layout
-        self.slots = slots
+        slots = _slots_in(layout, capacity_bytes)
+        fd, mapping = _make(slots * layout.slot_bytes)
+        first = _handle(fd, slots * layout.slot_bytes, slots, layout)
+        step = first.region_bytes
+        self.handles = tuple(
+            RegionHandle(first.path, first.size_bytes, rank * step, slots, layout)
+            for rank in range(layout.ranks)
+        )
+        views = [memoryview(mapping)[h.offset_bytes : h.offset_bytes + step] for h in self.handles]
+        self._hold(fd, [mapping], views)
+
+    @classmethod
+    def attach(cls, handles: Sequence[RegionHandle]) -> DramPool:
+        """A pool over regions that workers made.
+
+        Args:
+            handles: by rank.
+
+        Raises:
+            GeometryError: they do not make up one pool, or are not what they say.
+            TierError: one cannot be opened or mapped.
+        """
+        if not handles or len(handles) != handles[0].layout.ranks:
+            raise GeometryError(f"{len(handles)} regions do not make up a pool; all ranks must")
+        if len({(handle.slots, handle.layout) for handle in handles}) > 1:
+            raise GeometryError(f"workers made regions that differ: {handles}")
+        pool = cls.__new__(cls)
+        pool.handles = tuple(handles)
+        pool._hold(-1, [], [])
         try:
-            self._fd = os.memfd_create("tierkv-pool", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-            try:
-                os.ftruncate(self._fd, size)
-                fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, _SEALS)
-                self._mapping = _map(self._fd, 0, size)
-            except BaseException:
-                os.close(self._fd)
-                raise
-        except (OSError, OverflowError) as error:
-            raise TierError(
-                f"no shared memory of {size} bytes: {error}; lower capacity", tier=_TIER
-            ) from error
-        self._bytes = memoryview(self._mapping)
-        self._region_bytes = slots * layout.part_stride
-        self.handle = PoolHandle(f"/proc/{os.getpid()}/fd/{self._fd}", size, slots, layout)
+            for handle in handles:
+                mapping, skip = _attach(handle)
+                pool._mappings.append(mapping)
+                pool._regions.append(memoryview(mapping)[skip:])
+        except BaseException:
+            pool.close()
+            raise
+        return pool
+
+    def _hold(self, fd: int, mappings: list[mmap.mmap], regions: list[memoryview]) -> None:
+        self.layout = self.handles[0].layout
+        self.slots = self.handles[0].slots
+        self._fd = fd
+        self._mappings = mappings
+        self._regions = regions
 
     def parts(self, slot: int) -> tuple[memoryview, ...]:
         """The slot's memory, writable: one view of `part_stride` bytes a rank, 4 KiB-aligned.
@@ -104,83 +141,70 @@ class DramPool:
         if not 0 <= slot < self.slots:
             raise IndexError(f"slot {slot} of {self.slots}")
         stride = self.layout.part_stride
-        first = slot * stride
-        return tuple(
-            self._bytes[start : start + stride]
-            for start in range(first, self.handle.size_bytes, self._region_bytes)
-        )
+        start = slot * stride
+        return tuple([region[start : start + stride] for region in self._regions])
 
     def close(self) -> None:
-        """Let go of the memory; workers that have attached keep theirs. May be called twice."""
-        if self._fd < 0:
-            return
-        os.close(self._fd)
-        self._fd = -1
-        self._bytes.release()
-        # A view from `parts` is still in use: the mapping then goes with the last of them.
-        with suppress(BufferError):
-            self._mapping.close()
+        """Let go of the memory; who else has mapped it keeps it. May be called twice."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+        for region in self._regions:
+            region.release()
+        for mapping in self._mappings:
+            _unmap(mapping)
 
 
 class PoolRegion:
     """A worker's side: one rank's part of every slot, mapped into this process.
 
+    Made by `create` or `attach`.
+
     Attributes:
-        array: uint8 [slots, part_stride], writable, shared with the owner.
-        layout: sizes of a slot.
+        array: uint8 [slots, part_stride], writable, shared with the Store.
+        handle: for others to attach to.
+        layout: sizes of a slot, all ranks.
         slots: how many there are.
-        rank: whose part this is.
 
     Thread: the worker's model thread.
     """
 
-    def __init__(self, mapping: mmap.mmap, skip: int, handle: PoolHandle, rank: int) -> None:
+    def __init__(self, handle: RegionHandle, mapping: mmap.mmap, skip: int, fd: int) -> None:
+        self.handle = handle
         self.layout = handle.layout
         self.slots = handle.slots
-        self.rank = rank
-        shape = (handle.slots, handle.layout.part_stride)
-        flat = np.frombuffer(mapping, np.uint8, count=shape[0] * shape[1], offset=skip)
-        self.array: npt.NDArray[np.uint8] = flat.reshape(shape)
+        flat = np.frombuffer(mapping, np.uint8, count=handle.region_bytes, offset=skip)
+        self.array: npt.NDArray[np.uint8] = flat.reshape(handle.slots, -1)
         self._mapping = mapping
         self._skip = skip
+        self._fd = fd
         self._populated = bytearray(handle.slots)
 
     @classmethod
-    def attach(cls, handle: PoolHandle, rank: int) -> PoolRegion:
-        """Map `rank`'s region of the pool behind `handle`.
+    def create(cls, layout: SlotLayout, capacity_bytes: int) -> PoolRegion:
+        """Make one rank's region; the other ranks make theirs from the same arguments.
+
+        Args:
+            layout: sizes of a slot, all ranks.
+            capacity_bytes: of all ranks together.
+
+        Raises:
+            GeometryError, TierError: as for `DramPool`.
+        """
+        slots = _slots_in(layout, capacity_bytes)
+        size = slots * layout.part_stride
+        fd, mapping = _make(size)
+        return cls(_handle(fd, size, slots, layout), mapping, 0, fd)
+
+    @classmethod
+    def attach(cls, handle: RegionHandle) -> PoolRegion:
+        """Map a region that a `DramPool` made.
 
         Raises:
             GeometryError: the handle contradicts itself or what lies behind its path.
             TierError: the path cannot be opened or mapped.
         """
-        layout = handle.layout
-        if handle.size_bytes != handle.slots * layout.slot_bytes:
-            raise GeometryError(f"sizes in the pool's handle do not agree: {handle}")
-        if not 0 <= rank < layout.ranks:
-            raise GeometryError(f"rank {rank} is not one of the pool's {layout.ranks}")
-        region_bytes = handle.slots * layout.part_stride
-        # Parts are aligned to 4 KiB, mappings to the machine's page, which may be larger.
-        skip = rank * region_bytes % mmap.ALLOCATIONGRANULARITY
-        try:
-            fd = os.open(handle.path, os.O_RDWR | os.O_CLOEXEC)
-            try:
-                # The owner's number may by now mean another file: only a sealed memfd of the very
-                # size is ours.
-                if os.fstat(fd).st_size != handle.size_bytes or not _is_sealed(fd):
-                    raise GeometryError(
-                        f"{handle.path} is not the pool of {handle.size_bytes} bytes that its "
-                        "handle describes; restart the engine"
-                    )
-                mapping = _map(fd, rank * region_bytes - skip, region_bytes + skip)
-            finally:
-                os.close(fd)
-        except OSError as error:
-            raise TierError(
-                f"cannot map {handle.path}: {error}; workers must run on the scheduler's machine, "
-                "as its user and in its PID namespace",
-                tier=_TIER,
-            ) from error
-        return cls(mapping, skip, handle, rank)
+        return cls(handle, *_attach(handle), -1)
 
     def populate(self, slots: Iterable[int]) -> None:
         """Give these slots memory and page-table entries before they are written to.
@@ -210,10 +234,74 @@ class PoolRegion:
                 raise
 
     def close(self) -> None:
-        """Unmap. Close the mover first: arrays that others still hold keep the mapping alive."""
+        """Let go of the memory; who else has mapped it keeps it. May be called twice.
+
+        Close the mover first: arrays that others still hold keep the mapping alive.
+        """
         self.array = np.empty((0, self.layout.part_stride), np.uint8)
-        with suppress(BufferError):
-            self._mapping.close()
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+        _unmap(self._mapping)
+
+
+def _slots_in(layout: SlotLayout, capacity_bytes: int) -> int:
+    slots = capacity_bytes // layout.slot_bytes
+    if slots < 1:
+        raise GeometryError(
+            f"{_TIER}: capacity={capacity_bytes} bytes holds no chunk; set it to at least "
+            f"{layout.slot_bytes} bytes or make chunk_tokens={layout.chunk_tokens} smaller"
+        )
+    return slots
+
+
+def _make(size: int) -> tuple[int, mmap.mmap]:
+    """A sealed memfd and a mapping of all of it."""
+    try:
+        fd = os.memfd_create("tierkv-pool", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.ftruncate(fd, size)
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
+            return fd, _map(fd, 0, size)
+        except BaseException:
+            os.close(fd)
+            raise
+    except (OSError, OverflowError) as error:
+        raise TierError(
+            f"no shared memory of {size} bytes: {error}; lower capacity", tier=_TIER
+        ) from error
+
+
+def _handle(fd: int, size: int, slots: int, layout: SlotLayout) -> RegionHandle:
+    return RegionHandle(f"/proc/{os.getpid()}/fd/{fd}", size, 0, slots, layout)
+
+
+def _attach(handle: RegionHandle) -> tuple[mmap.mmap, int]:
+    """Map a region; also how many bytes the mapping has before it."""
+    offset, length = handle.offset_bytes, handle.region_bytes
+    if handle.slots < 1 or offset < 0 or offset % length or offset + length > handle.size_bytes:
+        raise GeometryError(f"sizes in a region's handle do not agree: {handle}")
+    # Parts are aligned to 4 KiB, mappings to the machine's page, which may be larger.
+    skip = offset % mmap.ALLOCATIONGRANULARITY
+    try:
+        fd = os.open(handle.path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            # The maker's number may by now mean another file: only a sealed memfd of the very size
+            # is ours.
+            if os.fstat(fd).st_size != handle.size_bytes or not _is_sealed(fd):
+                raise GeometryError(
+                    f"{handle.path} is not the memory of {handle.size_bytes} bytes that its handle "
+                    "describes; restart the engine"
+                )
+            return _map(fd, offset - skip, length + skip), skip
+        finally:
+            os.close(fd)
+    except OSError as error:
+        raise TierError(
+            f"cannot map {handle.path}: {error}; scheduler and workers must share a machine, a "
+            "user and a PID namespace",
+            tier=_TIER,
+        ) from error
 
 
 def _map(fd: int, offset: int, size: int) -> mmap.mmap:
@@ -226,6 +314,12 @@ def _map(fd: int, offset: int, size: int) -> mmap.mmap:
         with suppress(OSError):
             mapping.madvise(advice)
     return mapping
+
+
+def _unmap(mapping: mmap.mmap) -> None:
+    # A view is still in use, by a copy in flight perhaps: the mapping then goes with the last one.
+    with suppress(BufferError):
+        mapping.close()
 
 
 def _is_sealed(fd: int) -> bool:

@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.pages.engine_kv import FILLER, EngineKV, Shape
-from tierkv.errors import GeometryError
+from tierkv.errors import GeometryError, UnsupportedError
 from tierkv.pages.cpu_mover import CpuMover
 from tierkv.pages.geometry import PageTable
 from tierkv.pages.layout import SlotLayout
-from tierkv.pages.mover import Run, runs_of
+from tierkv.pages.mover import Run, make_mover, runs_of
 from tierkv.pages.pool import DramPool, PoolRegion
 
 SHAPE = Shape("LB", layers=3, blocks=8, page=40)
@@ -31,7 +31,7 @@ class Rank:
     def __init__(self, pool: DramPool, rank: int, shape: Shape) -> None:
         self.kv = EngineKV(shape)
         self.kv.fill(self.kv.all_blocks())
-        self.region = PoolRegion.attach(pool.handle, rank)
+        self.region = PoolRegion.attach(pool.handles[rank])
         self.mover = CpuMover(PageTable.from_layers(self.kv.views), self.region)
 
     def close(self) -> None:
@@ -171,10 +171,22 @@ def test_after_close_jobs_fail_and_earlier_ones_are_still_told(rank: Rank) -> No
 
 
 def test_a_pool_made_for_other_blocks_is_refused(pool: DramPool) -> None:
-    region = PoolRegion.attach(pool.handle, 0)
+    region = PoolRegion.attach(pool.handles[0])
     table = PageTable.from_layers(EngineKV(Shape(page=41)).views)
     with pytest.raises(GeometryError, match="123 bytes, the pool was made for 120"):
         CpuMover(table, region)
+    region.close()
+
+
+def test_the_mover_fits_the_device_of_the_pages(pool: DramPool) -> None:
+    region = PoolRegion.attach(pool.handles[0])
+    mover = make_mover(PageTable.from_layers(EngineKV(SHAPE).views), region)
+    assert type(mover) is CpuMover
+    assert mover.notes == ()
+    mover.close()
+    elsewhere = PageTable.from_layers([torch.zeros(8, 120, dtype=torch.int8, device="meta")])
+    with pytest.raises(UnsupportedError, match="'meta' cannot be moved; run the engine on cpu"):
+        make_mover(elsewhere, region)
     region.close()
 
 
@@ -202,7 +214,7 @@ def test_layers_that_share_memory_are_stored_once_and_come_back() -> None:
     table = PageTable.from_layers([kv.views[0], kv.views[1], kv.views[0], kv.views[2]])
     layout = SlotLayout(16, 16, table.block_bytes)
     pool = DramPool(layout, layout.slot_bytes)
-    region = PoolRegion.attach(pool.handle, 0)
+    region = PoolRegion.attach(pool.handles[0])
     mover = CpuMover(table, region)
     mover.save(1, _ops((0, 0, 5)))
     kv.fill({})
@@ -218,7 +230,7 @@ def test_layers_of_two_page_sizes_go_to_their_own_places_in_a_slot() -> None:
     table = PageTable.from_layers(wide.views + narrow.views)
     layout = SlotLayout(32, 16, table.block_bytes)
     pool = DramPool(layout, layout.slot_bytes)
-    region = PoolRegion.attach(pool.handle, 0)
+    region = PoolRegion.attach(pool.handles[0])
     mover = CpuMover(table, region)
     for kv in (wide, narrow):
         kv.fill(kv.all_blocks())

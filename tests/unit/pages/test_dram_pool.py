@@ -18,7 +18,7 @@ import pytest
 
 from tierkv.errors import GeometryError, TierError
 from tierkv.pages.layout import SlotLayout
-from tierkv.pages.pool import DramPool, PoolHandle, PoolRegion
+from tierkv.pages.pool import DramPool, PoolRegion, RegionHandle
 
 LAYOUT = SlotLayout(chunk_tokens=64, block_tokens=16, block_bytes=3000, ranks=2)
 STRIDE = 12288  # 4 blocks of 3,000 bytes, padded to 4 KiB
@@ -33,13 +33,13 @@ def pool() -> Iterator[DramPool]:
 
 def _taken(pool: DramPool) -> int:
     """Bytes of the machine's memory that the pool has taken."""
-    return os.stat(pool.handle.path).st_blocks * 512
+    return os.stat(pool.handles[0].path).st_blocks * 512
 
 
 def test_a_pool_has_as_many_whole_slots_as_its_capacity_holds(pool: DramPool) -> None:
     assert pool.slots == 5
-    assert pool.handle.size_bytes == 5 * 2 * STRIDE
-    assert os.stat(pool.handle.path).st_size == 5 * 2 * STRIDE
+    assert pool.handles[0].size_bytes == 5 * 2 * STRIDE
+    assert os.stat(pool.handles[0].path).st_size == 5 * 2 * STRIDE
 
 
 @pytest.mark.parametrize("capacity", [0, -1, 2 * STRIDE - 1])
@@ -61,7 +61,7 @@ def test_every_byte_of_a_part_belongs_to_one_slot_and_one_rank(pool: DramPool) -
             assert part.nbytes == STRIDE
             assert not part.readonly
             part[:] = bytes([10 * rank + slot + 1]) * STRIDE
-    whole = Path(pool.handle.path).read_bytes()
+    whole = Path(pool.handles[0].path).read_bytes()
     assert whole == b"".join(
         bytes([10 * rank + slot + 1]) * STRIDE for rank in (0, 1) for slot in range(5)
     )
@@ -82,12 +82,12 @@ def test_a_slot_out_of_range_is_an_error_not_a_neighbour(pool: DramPool, slot: i
 def test_memory_is_taken_when_first_touched(pool: DramPool) -> None:
     assert _taken(pool) == 0
     pool.parts(3)[1][0] = 1
-    assert 4096 <= _taken(pool) < pool.handle.size_bytes
+    assert 4096 <= _taken(pool) < pool.handles[0].size_bytes
 
 
 def test_populate_gives_the_named_slots_memory_and_keeps_their_bytes(pool: DramPool) -> None:
     pool.parts(2)[1][:3] = b"abc"
-    region = PoolRegion.attach(pool.handle, 1)
+    region = PoolRegion.attach(pool.handles[1])
     region.populate([2, 4, 2])
     assert _taken(pool) >= 2 * STRIDE
     assert bytes(region.array[2, :3]) == b"abc"
@@ -110,7 +110,7 @@ class _Mapping:
 def test_populate_asks_once_for_whole_pages_and_an_old_kernel_may_not_know_it(
     pool: DramPool,
 ) -> None:
-    region = PoolRegion.attach(pool.handle, 0)
+    region = PoolRegion.attach(pool.handles[0])
     real, region._mapping = region._mapping, _Mapping(OSError(22, "EINVAL"))
     region.populate([1])
     region.populate([1])
@@ -123,7 +123,7 @@ def test_populate_asks_once_for_whole_pages_and_an_old_kernel_may_not_know_it(
 
 
 def test_populate_without_memory_is_an_error_each_time(pool: DramPool) -> None:
-    region = PoolRegion.attach(pool.handle, 0)
+    region = PoolRegion.attach(pool.handles[0])
     real, region._mapping = region._mapping, _Mapping(OSError(12, "ENOMEM"))
     for _ in range(2):
         with pytest.raises(OSError, match="ENOMEM"):
@@ -133,14 +133,14 @@ def test_populate_without_memory_is_an_error_each_time(pool: DramPool) -> None:
 
 
 def test_a_region_is_one_rank_of_the_same_memory(pool: DramPool) -> None:
-    regions = [PoolRegion.attach(pool.handle, rank) for rank in (0, 1)]
+    regions = [PoolRegion.attach(pool.handles[rank]) for rank in (0, 1)]
     for rank, region in enumerate(regions):
         assert region.array.shape == (5, STRIDE)
         pool.parts(4)[rank][-1] = 7 + rank
         assert region.array[4, -1] == 7 + rank
         region.array[1, 0] = 20 + rank
         assert pool.parts(1)[rank][0] == 20 + rank
-    assert not PoolRegion.attach(pool.handle, 0).array[[0, 2, 3]].any()
+    assert not PoolRegion.attach(pool.handles[0]).array[[0, 2, 3]].any()
     for region in regions:
         region.close()
 
@@ -150,7 +150,7 @@ def test_a_machine_with_larger_pages_maps_from_the_page_before(
 ) -> None:
     monkeypatch.setattr(mmap, "ALLOCATIONGRANULARITY", 65536)
     pool.parts(0)[1][:] = b"\x05" * STRIDE
-    region = PoolRegion.attach(pool.handle, 1)
+    region = PoolRegion.attach(pool.handles[1])
     assert region._skip == 5 * STRIDE % 65536 != 0
     assert (region.array[0] == 5).all()
     assert not region.array[1:].any()
@@ -159,20 +159,21 @@ def test_a_machine_with_larger_pages_maps_from_the_page_before(
 
 @pytest.mark.parametrize(
     "change",
-    [{"slots": 4}, {"size_bytes": 4096}, {"layout": replace(LAYOUT, ranks=1)}],
-    ids=["slots", "size", "layout"],
+    [
+        {"slots": 6},
+        {"slots": 0},
+        {"size_bytes": 4096},
+        {"offset_bytes": 4096},
+        {"offset_bytes": -5 * STRIDE},
+        {"offset_bytes": 2 * 5 * STRIDE},
+    ],
+    ids=str,
 )
 def test_a_handle_that_contradicts_itself_is_refused(
-    pool: DramPool, change: dict[str, object]
+    pool: DramPool, change: dict[str, int]
 ) -> None:
     with pytest.raises(GeometryError, match="do not agree"):
-        PoolRegion.attach(replace(pool.handle, **change), 0)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("rank", [-1, 2])
-def test_a_rank_that_the_pool_lacks_is_refused(pool: DramPool, rank: int) -> None:
-    with pytest.raises(GeometryError, match="rank"):
-        PoolRegion.attach(pool.handle, rank)
+        PoolRegion.attach(replace(pool.handles[1], **change))  # type: ignore[arg-type]
 
 
 def test_a_file_that_is_no_sealed_pool_of_that_size_is_refused(
@@ -180,15 +181,15 @@ def test_a_file_that_is_no_sealed_pool_of_that_size_is_refused(
 ) -> None:
     other = DramPool(LAYOUT, 2 * 2 * STRIDE)
     plain = tmp_path / "file"
-    plain.write_bytes(bytes(pool.handle.size_bytes))
-    for path in (other.handle.path, str(plain)):
-        with pytest.raises(GeometryError, match="is not the pool"):
-            PoolRegion.attach(replace(pool.handle, path=path), 0)
+    plain.write_bytes(bytes(pool.handles[0].size_bytes))
+    for path in (other.handles[0].path, str(plain)):
+        with pytest.raises(GeometryError, match="is not the memory"):
+            PoolRegion.attach(replace(pool.handles[0], path=path))
     other.close()
 
 
 def test_nobody_can_cut_the_memory_short_under_its_readers(pool: DramPool) -> None:
-    fd = os.open(pool.handle.path, os.O_RDWR)
+    fd = os.open(pool.handles[0].path, os.O_RDWR)
     with pytest.raises(PermissionError):
         os.ftruncate(fd, 0)
     os.close(fd)
@@ -198,7 +199,7 @@ def test_a_pool_that_was_closed_cannot_be_attached_or_used(pool: DramPool) -> No
     pool.close()
     pool.close()
     with pytest.raises(TierError, match="cannot map"):
-        PoolRegion.attach(pool.handle, 0)
+        PoolRegion.attach(pool.handles[0])
     with pytest.raises(ValueError, match="released"):
         pool.parts(0)
 
@@ -206,7 +207,7 @@ def test_a_pool_that_was_closed_cannot_be_attached_or_used(pool: DramPool) -> No
 def test_closing_leaves_views_in_flight_usable_and_no_descriptor_behind() -> None:
     before = sorted(os.listdir("/proc/self/fd"))
     pool = DramPool(LAYOUT, 2 * STRIDE)
-    region = PoolRegion.attach(pool.handle, 1)
+    region = PoolRegion.attach(pool.handles[1])
     part, array = pool.parts(0)[1], region.array
     pool.close()
     region.close()
@@ -218,8 +219,8 @@ def test_closing_leaves_views_in_flight_usable_and_no_descriptor_behind() -> Non
     assert sorted(os.listdir("/proc/self/fd")) == before
 
 
-def _write_as_rank(handle: PoolHandle, rank: int) -> None:
-    region = PoolRegion.attach(handle, rank)
+def _write_as_rank(handle: RegionHandle, rank: int) -> None:
+    region = PoolRegion.attach(handle)
     region.array[:] = np.arange(handle.slots, dtype=np.uint8)[:, None] + 10 * rank
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -228,7 +229,7 @@ def test_workers_in_other_processes_write_their_rank_and_may_die_of_kill_9(
     pool: DramPool,
 ) -> None:
     spawn = multiprocessing.get_context("spawn")  # hands the handle over by pickle
-    workers = [spawn.Process(target=_write_as_rank, args=(pool.handle, n)) for n in (0, 1)]
+    workers = [spawn.Process(target=_write_as_rank, args=(pool.handles[n], n)) for n in (0, 1)]
     for worker in workers:
         worker.start()
     for worker in workers:
@@ -248,7 +249,7 @@ pool = DramPool(SlotLayout(64, 16, 3000, 2), 5 * 2 * 12288)
 for slot in range(5):
     for part in pool.parts(slot):
         part[:] = bytes([slot + 1]) * 12288
-print(pool.handle.path, flush=True)
+print(pool.handles[0].path, flush=True)
 sys.stdin.read()
 """
 
@@ -259,15 +260,72 @@ def test_kill_9_of_the_owner_leaves_its_workers_their_bytes_and_nothing_else() -
     ) as owner:
         assert owner.stdout is not None
         path = owner.stdout.readline().strip()
-        handle = PoolHandle(path, 5 * 2 * STRIDE, 5, LAYOUT)
-        region = PoolRegion.attach(handle, 1)
+        handle = RegionHandle(path, 5 * 2 * STRIDE, 5 * STRIDE, 5, LAYOUT)
+        region = PoolRegion.attach(handle)
         owner.kill()
         assert owner.wait(60) == -signal.SIGKILL
     assert [int(region.array[slot, -1]) for slot in range(5)] == [1, 2, 3, 4, 5]
     with pytest.raises(TierError, match="cannot map"):
-        PoolRegion.attach(handle, 1)
+        PoolRegion.attach(handle)
     region.close()
     assert not [name for name in os.listdir("/dev/shm") if "tierkv" in name]
+
+
+@pytest.fixture
+def regions() -> Iterator[list[PoolRegion]]:
+    """As workers of two ranks make them."""
+    regions = [PoolRegion.create(LAYOUT, 5 * 2 * STRIDE + STRIDE) for _ in range(2)]
+    yield regions
+    for region in regions:
+        region.close()
+
+
+def test_a_pool_over_the_workers_regions_sees_each_ranks_bytes(regions: list[PoolRegion]) -> None:
+    for rank, region in enumerate(regions):
+        assert region.array.shape == (5, STRIDE)
+        region.array[:] = np.arange(5, dtype=np.uint8)[:, None] + 10 * rank
+    pool = DramPool.attach([region.handle for region in regions])
+    assert (pool.slots, pool.layout) == (5, LAYOUT)
+    for slot in range(5):
+        for rank, part in enumerate(pool.parts(slot)):
+            assert bytes(part) == bytes([slot + 10 * rank]) * STRIDE
+    pool.parts(3)[1][7] = 99
+    assert regions[1].array[3].tolist().count(99) == 1
+    assert regions[1].array[3, 7] == 99
+    assert not (regions[0].array == 99).any()
+    pool.close()
+    with pytest.raises(ValueError, match="released"):
+        pool.parts(0)
+
+
+def test_a_workers_region_holds_its_memory_alone_and_takes_it_when_touched(
+    regions: list[PoolRegion],
+) -> None:
+    assert os.stat(regions[0].handle.path).st_size == 5 * STRIDE
+    assert os.stat(regions[0].handle.path).st_blocks == 0
+    regions[0].populate([1])
+    assert os.stat(regions[0].handle.path).st_blocks * 512 >= STRIDE
+    assert os.stat(regions[1].handle.path).st_blocks == 0
+
+
+def test_regions_that_do_not_make_up_one_pool_are_refused(regions: list[PoolRegion]) -> None:
+    first, second = (region.handle for region in regions)
+    smaller = PoolRegion.create(LAYOUT, 4 * 2 * STRIDE)
+    for handles in ([], [first], [first, second, second]):
+        with pytest.raises(GeometryError, match="do not make up a pool"):
+            DramPool.attach(handles)
+    with pytest.raises(GeometryError, match="differ"):
+        DramPool.attach([first, smaller.handle])
+    smaller.close()
+
+
+def test_a_pool_that_cannot_attach_all_regions_holds_none(regions: list[PoolRegion]) -> None:
+    handles = [region.handle for region in regions]
+    regions[1].close()
+    before = sorted(os.listdir("/proc/self/fd"))
+    with pytest.raises(TierError, match="cannot map"):
+        DramPool.attach(handles)
+    assert sorted(os.listdir("/proc/self/fd")) == before
 
 
 def test_pool_and_layout_import_no_torch() -> None:
