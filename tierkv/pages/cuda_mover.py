@@ -79,8 +79,8 @@ class CudaMover(PageMover):
             self._is_pinned = _pin(self._pool, self._device)
         if not self._is_pinned:
             note = (
-                f"{region.array.nbytes} bytes of the DRAM pool could not be pinned: copies are slow "
-                "and the engine waits for them; lower the dram tier's capacity"
+                f"{region.array.nbytes} bytes of the DRAM pool could not be pinned: copies are "
+                "slow and the engine waits for them; lower the dram tier's capacity"
             )
             _logger.warning("%s", note)
             self.notes = (note,)
