@@ -18,8 +18,8 @@ MARGIN = 1.2
 """Loading must be that much slower: prefill takes the GPU from others, loading does not."""
 RETRY_EVERY = 64
 """One in this many skips is loaded anyhow, to measure again."""
-_DECAY = 0.95
-"""Weight of the past against one sample; half is forgotten after about 14."""
+_DECAY = 0.98
+"""Weight of the past against one sample; half is forgotten after about 34."""
 
 
 @dataclass(slots=True)

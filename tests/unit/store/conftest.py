@@ -1,0 +1,24 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fixtures for tests of the Store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.unit.store.rig import Rig
+
+
+@pytest.fixture
+def make_rig() -> Iterator[Callable[..., Rig]]:
+    """Make rigs; all are closed at the end, and nothing may be left in any of them."""
+    rigs: list[Rig] = []
+
+    def make(*args: object, **options: object) -> Rig:
+        rigs.append(Rig(*args, **options))  # type: ignore[arg-type]
+        return rigs[-1]
+
+    yield make
+    for rig in rigs:
+        rig.close()
