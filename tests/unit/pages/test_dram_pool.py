@@ -155,6 +155,10 @@ def test_a_machine_with_larger_pages_maps_from_the_page_before(
     assert (region.array[0] == 5).all()
     assert not region.array[1:].any()
     region.close()
+    again = DramPool.attach(pool.handles)
+    assert bytes(again.parts(0)[1]) == b"\x05" * STRIDE
+    assert not any(again.parts(1)[1])
+    again.close()
 
 
 @pytest.mark.parametrize(
