@@ -75,7 +75,7 @@ class RecordHeader:
 
 
 def checksum(pieces: Iterable[Buffer]) -> int:
-    """XXH3-64 of the pieces one after the other. The GIL is released for long ones (xxhash 3.4)."""
+    """XXH3-64 of the pieces one after the other. xxhash lets go of the GIL meanwhile."""
     digest = xxhash.xxh3_64()
     for piece in pieces:
         digest.update(piece)

@@ -77,10 +77,14 @@ def open_files(directory: Directory, namespace: bytes) -> tuple[Files, list[str]
     """Make or open the namespace's files; files of another version are moved out of the way."""
     name, notes = directory_name(namespace, DISK_FORMAT), list[str]()
     files = _open(directory, name)
-    version = _foreign_version(files)
-    if version is not None:
-        aside = directory_name(namespace, version)
+    try:
+        version = _foreign_version(files)
+    except BaseException:
         files.close()
+        raise
+    if version is not None:
+        files.close()
+        aside = directory_name(namespace, version)
         if directory.rename(name, aside):
             notes.append(
                 f"{directory.path / aside} is of disk format {version}, this version writes "
@@ -157,7 +161,8 @@ def _open(directory: Directory, name: str) -> Files:
     directory_fd = directory.open_namespace(name)
     fds = [directory_fd]
     try:
-        fds += [directory.open_file(name, directory_fd, file) for file in FILES]
+        for file in FILES:
+            fds.append(directory.open_file(name, directory_fd, file))  # noqa: PERF401  # on error
     except BaseException:
         for fd in fds:
             os.close(fd)

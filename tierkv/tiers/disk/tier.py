@@ -29,10 +29,10 @@ from tierkv.pages.layout import SlotLayout
 from tierkv.policies import make_policy
 from tierkv.tiers.base import Outcome, Presence, Result, Tier, TierReport, Usage
 from tierkv.tiers.disk.io import EndOfFileError, error_kind
-from tierkv.tiers.disk.pause import Pause
 from tierkv.tiers.disk.recover import Recovery
 from tierkv.tiers.disk.threads import Threads
 from tierkv.tiers.disk.volume import Volume
+from tierkv.tiers.pause import Pause
 from tierkv.tiers.slot_index import FREE, HIDDEN, READY, SlotIndex
 
 logger = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 FIRST_SECONDS = 5.0
 LONGEST_SECONDS = 60.0
-"""A disk that somebody tidied up is in use again after a minute at most."""
+"""What somebody tidied up is in use again after a minute at most."""
 
 
 class Pause:
