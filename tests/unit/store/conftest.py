@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 
 import pytest
 
@@ -20,5 +21,6 @@ def make_rig() -> Iterator[Callable[..., Rig]]:
         return rigs[-1]
 
     yield make
-    for rig in rigs:
-        rig.close()
+    with ExitStack() as stack:
+        for rig in rigs:
+            stack.callback(rig.close)

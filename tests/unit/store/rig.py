@@ -94,7 +94,8 @@ class Call:
 
     def end(self, how: Result | BaseException | None = None) -> None:
         """None: as it should. A result: with this one. An exception: by raising it."""
-        self.gate.set_result(how)
+        if not self.gate.done():
+            self.gate.set_result(how)
 
 
 @dataclass
@@ -326,13 +327,15 @@ class Rig:
 
     def close(self) -> None:
         """As a test ends: everything under way ends too, and nothing may be left."""
-        for _ in range(100):
+        try:
             for tier in self.tiers.values():
                 tier.script.hold = False
-            if not self.end_calls():
-                break
-        self.nothing_is_left()
-        self.store.close()
+            while self.end_calls():
+                pass
+            self.nothing_is_left()
+        finally:
+            self.store.close()
+            self.io.stop(0)  # without a lower tier the Store has not used it
 
 
 def refused_to_open(name: str, why: str) -> Callable[[Rig], None]:
