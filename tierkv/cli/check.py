@@ -51,7 +51,11 @@ def check(
             {
                 **loading.success(loaded),
                 "tiers": [
-                    {"type": tier.type, "name": tier.name, "capacity_bytes": tier.capacity}
+                    {
+                        "type": tier.type,
+                        "name": tier.name,
+                        "capacity_bytes": getattr(tier, "capacity", None),
+                    }
                     for tier in tiers
                 ],
             }
@@ -66,5 +70,7 @@ def _tier(tier: TierConfig) -> str:
     from tierkv.config.units import format_size
 
     label = tier.name if tier.name == tier.type else f"{tier.name} ({tier.type})"
-    path = getattr(tier, "path", None)
-    return f"{label} {format_size(tier.capacity)}" + (f" in {path}" if path else "")
+    capacity = getattr(tier, "capacity", None)  # a server knows its own
+    size = "" if capacity is None else f" {format_size(capacity)}"
+    place = getattr(tier, "path", None) or getattr(tier, "url", None)
+    return label + size + (f" in {place}" if place else "")

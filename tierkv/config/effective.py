@@ -262,11 +262,13 @@ def _text(entry: Node, key: str) -> str:
     return node.value if node is not None and isinstance(node.value, str) else ""
 
 
-def _secrets(root: Node) -> set[str]:
+def _secrets(node: Node) -> set[str]:
     """Variables that secrets are read from: they may begin with TIERKV_ too."""
-    secret = root.child("key_secret")
-    name = _text(secret, "env") if secret is not None else ""
-    return {name} - {""}
+    if isinstance(node.value, list):
+        return set().union(*map(_secrets, node.value))
+    if not isinstance(node.value, dict):
+        return set()
+    return {_text(node, "env")}.union(*map(_secrets, node.value.values()))
 
 
 def _with_type(problem: Problem, root: Node) -> Problem:

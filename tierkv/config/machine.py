@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tierkv.config import memory
-from tierkv.config.base import SecretRef
+from tierkv.config.base import Model, SecretRef
 from tierkv.config.disk import DiskConfig
 from tierkv.config.dram import DramConfig
 from tierkv.config.models import TierKVConfig
@@ -49,11 +49,11 @@ class Finding:
 
 def check_machine(config: TierKVConfig, environ: Mapping[str, str]) -> Iterator[Finding]:
     """What of `config` does not fit this machine."""
-    if config.key_secret is not None:
-        yield from _check_secret(config.key_secret, environ)
+    yield from _check_secrets(config, (), "", environ)
     growth: dict[int, int] = {}  # device to bytes that the tiers above will add to it
     for index, tier in enumerate(config.tiers):
         spot = _Spot(index, tier.type)
+        yield from _check_secrets(tier, ("tiers", index), f"{spot.path}.", environ)
         if isinstance(tier, DramConfig):
             yield from _check_memory(tier, spot)
         elif isinstance(tier, DiskConfig):
@@ -71,16 +71,34 @@ class _Spot:
     index: int
     kind: str
 
+    @property
+    def path(self) -> str:
+        return f"tiers.{self.index}.{self.kind}"
+
     def finding(self, field: str, message: str, *, fatal: bool = True) -> Finding:
-        path = f"tiers.{self.index}.{self.kind}.{field}"
-        return Finding(("tiers", self.index, field), path, message, fatal)
+        keys = ("tiers", self.index, field)
+        return Finding(keys, f"{self.path}.{field}", message, fatal)
 
 
-def _check_secret(ref: SecretRef, environ: Mapping[str, str]) -> Iterator[Finding]:
+def _check_secrets(
+    model: Model, keys: tuple[str | int, ...], prefix: str, environ: Mapping[str, str]
+) -> Iterator[Finding]:
+    """Whether every secret that `model` refers to is there and is kept well."""
+    for name in type(model).model_fields:
+        value = getattr(model, name)
+        if isinstance(value, SecretRef):
+            yield from _check_secret(value, (*keys, name), prefix + name, environ)
+        elif isinstance(value, Model):
+            yield from _check_secrets(value, (*keys, name), f"{prefix}{name}.", environ)
+
+
+def _check_secret(
+    ref: SecretRef, keys: tuple[str | int, ...], path: str, environ: Mapping[str, str]
+) -> Iterator[Finding]:
     try:
         resolve_secret(ref, environ)
     except ConfigError as error:
-        yield Finding(("key_secret",), "key_secret", str(error).removeprefix("secret: "))
+        yield Finding(keys, path, str(error).removeprefix("secret: "))
         return
     if ref.file is None:
         return
@@ -88,7 +106,7 @@ def _check_secret(ref: SecretRef, environ: Mapping[str, str]) -> Iterator[Findin
     if mode & 0o044:
         remedy = f"run: chmod 600 {_quoted(ref.file)}"
         message = f"{ref.file} may be read by others (mode {mode:04o}); {remedy}"
-        yield Finding(("key_secret", "file"), "key_secret.file", message, fatal=False)
+        yield Finding((*keys, "file"), f"{path}.file", message, fatal=False)
 
 
 def _check_memory(tier: DramConfig, spot: _Spot) -> Iterator[Finding]:

@@ -33,6 +33,7 @@ _OWN = frozenset({"path_relative", "path_type", "tier_name", "unit_type", "int_t
 
 _INTEGERS = frozenset({"int_parsing", "int_from_float", "int_parsing_size"})
 _MAPPINGS = frozenset({"model_type", "model_attributes_type", "dict_type"})
+_BOOLEANS = frozenset({"bool_parsing", "bool_type"})
 _LISTS = frozenset({"tuple_type", "list_type"})
 _ABOUT_UNITS = frozenset({"unit", "unit_type"})
 
@@ -176,6 +177,8 @@ def _value_problem(kind: str, message: str, context: Mapping[str, Any], spot: _S
         return f"{shown(node)} {words} {context[name]}"
     if kind in _INTEGERS:
         return f"{shown(node)} must be a whole number"
+    if kind in _BOOLEANS:
+        return f"{shown(node)} must be true or false"
     if kind in _MAPPINGS:
         example = TIER_EXAMPLE if spot.path.startswith("tiers") else "{key: value}"
         return f"must be a mapping, like {example}"

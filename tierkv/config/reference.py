@@ -9,8 +9,10 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from tierkv.config.base import SecretRef
 from tierkv.config.registry import TIER_MODELS
 from tierkv.config.schema import json_schema
+from tierkv.config.tree import flow
 from tierkv.config.units import DURATION_FORMAT, DURATION_UNITS, SIZE_FORMAT, SIZE_UNITS
 
 _HEAD = """\
@@ -79,7 +81,8 @@ _TAIL = """\
 |---|---|
 | `ok` | whether there is no problem |
 | `file` | the file that was read, or null |
-| `tiers` | list of `type`, `name`, `capacity_bytes`; empty unless `ok` |
+| `tiers` | list of `type`, `name`, `capacity_bytes` (null where the tier has none); empty unless \
+`ok` |
 | `problems` | list of `source` (`file`, `variable`, `inline`, `default`), `place`, `line` and \
 `column` (0 outside files), `path`, `message` |
 | `notes`, `warnings` | lists of sentences |
@@ -101,42 +104,48 @@ def reference_text() -> str:
             durations=", ".join(f"`{unit}`" for unit in DURATION_UNITS),
         ),
         "## Top level\n",
-        _table(schema),
+        _table(schema, definitions),
     ]
     for kind, model in TIER_MODELS.items():
         definition = definitions[model.__name__]
         parts += [
             f"## Tier `{kind}`\n",
             definition["description"].splitlines()[0] + "\n",
-            _table(definition),
+            _table(definition, definitions),
         ]
     parts.append(_TAIL)
     return "\n".join(parts)
 
 
-def _table(definition: dict[str, Any]) -> str:
+def _table(definition: dict[str, Any], definitions: dict[str, Any]) -> str:
     rows = ["| Key | Values | Default | Meaning |", "|---|---|---|---|"]
     required = definition.get("required", [])
     for key, field in definition["properties"].items():
+        values = _values(field, definitions)
         default = "required" if key in required else _default(field)
-        rows.append(f"| `{key}` | {_values(field)} | {default} | {_cell(field['description'])}. |")
+        rows.append(f"| `{key}` | {values} | {default} | {_cell(field['description'])}. |")
     return "\n".join(rows) + "\n"
 
 
 def _default(field: dict[str, Any]) -> str:
-    return f"`{field['default']}`" if "default" in field else "not set"
+    return f"`{flow(field['default'])}`" if "default" in field else "not set"
 
 
-def _values(field: dict[str, Any]) -> str:
+def _values(field: dict[str, Any], definitions: dict[str, Any]) -> str:
     if "const" in field:
         return f"`{field['const']}`"
     if field.get("type") == "array":
         return "list of tiers"
     if "$ref" in field:
-        return "`{file: PATH}` or `{env: NAME}`"
+        name = field["$ref"].rpartition("/")[2]
+        if name == SecretRef.__name__:
+            return "`{file: PATH}` or `{env: NAME}`"
+        return "mapping of " + ", ".join(f"`{key}`" for key in definitions[name]["properties"])
     kind = field["anyOf"][0]
     if "enum" in kind:
         return ", ".join(f"`{choice}`" for choice in kind["enum"])
+    if kind["type"] == "boolean":
+        return "`true`, `false`"
     if kind["type"] == "integer":
         return f"{kind['minimum']} to {kind['maximum']}"
     return {SIZE_FORMAT: "size", DURATION_FORMAT: "duration", "path": "path"}.get(

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The commented file of `tierkv config init`, written from the models.
 
-What is needed to start stands there; every other key stands behind a `#`, with its default and its
-meaning. Taking the `#` away gives a valid file again.
+What is needed to start stands there; every other key stands behind a `#`, with its meaning and its
+default, or an example if it has none.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from tierkv.config.tree import flow
 
 _WIDTH = 96
 _HEAD = """\
-# TierKV configuration. Lines behind a # without a space, like #save, hold the defaults: take the #
-# away to change one. Sizes and durations have units (32GiB, 500GB, 50ms, 5s).
+# TierKV configuration. A # right before a key, like #save, hides a default, or an example where
+# there is none: take the # away to change it. Sizes and durations have units (32GiB, 50ms).
 # 'tierkv check' validates this file, 'tierkv config show' prints what is in effect.
 """
 

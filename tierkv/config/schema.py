@@ -66,7 +66,7 @@ def _field(field: dict[str, Any]) -> dict[str, Any]:
     if "const" in field:
         field.pop("type", None)
         return field
-    if field.get("type") in ("string", "integer", "number"):
+    if field.get("type") in ("string", "integer", "number", "boolean"):
         # What describes the key stays outside; what restricts the value is one of two ways.
         about: dict[str, Any] = {
             key: field.pop(key) for key in ("description", "default", "examples") if key in field

@@ -7,9 +7,14 @@ once, and every complaint is led back to the place that its value came from.
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
+
+_PLAIN = re.compile(r"[A-Za-z0-9/~._-][A-Za-z0-9/~._:+-]*(?<!:)")
+"""Text that needs no quotes in YAML, not even in brackets; for examples, which hold no `no`."""
 
 Kind: TypeAlias = Literal["file", "variable", "inline", "default"]
 
@@ -148,9 +153,11 @@ def clean(key: str) -> str:
 
 
 def flow(value: Any) -> str:
-    """A value as one line of YAML; for examples in messages, whose texts need no quotes."""
+    """A value as one line of YAML, with quotes where YAML needs them in brackets."""
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{key}: {flow(item)}" for key, item in value.items()) + "}"
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(flow, value)) + "]"
-    return str(value)
+    if isinstance(value, str) and not _PLAIN.fullmatch(value):
+        return json.dumps(value, ensure_ascii=False)
+    return str(value).lower() if isinstance(value, bool) else str(value)

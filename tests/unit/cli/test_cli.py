@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
 import tierkv
 from tierkv.cli import app, main, output
@@ -279,6 +280,7 @@ def test_wrong_usage_is_2_and_stays_off_stdout(
         (ConfigError("a: b", "c: d"), 2, "a: b\nc: d\n"),
         (TierError("is gone; mount it", tier="disk"), 1, "tierkv: disk: is gone; mount it\n"),
         (KeyboardInterrupt(), 130, ""),
+        (typer.Abort(), 130, ""),
         (BrokenPipeError(), 0, ""),
     ],
 )

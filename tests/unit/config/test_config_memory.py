@@ -64,3 +64,11 @@ def test_a_group_that_is_over_its_limit_has_nothing_free(system: tuple[Path, Pat
     (proc / "self" / "cgroup").write_text("0::/\n")
     write(cgroup, memory__max="1000", memory__current="2000")
     assert measure(proc, cgroup) == Memory(1000, 0, True)
+
+
+def test_a_group_cannot_have_more_free_than_its_limit(system: tuple[Path, Path]) -> None:
+    # The two files are read one after the other: the cache can have grown in between.
+    proc, cgroup = system
+    (proc / "self" / "cgroup").write_text("0::/\n")
+    write(cgroup, memory__max="1000", memory__current="20", memory__stat="inactive_file 90")
+    assert measure(proc, cgroup) == Memory(1000, 1000, True)

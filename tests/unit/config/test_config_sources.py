@@ -10,6 +10,7 @@ import pytest
 
 from tierkv.config import InvalidConfig, load_config
 from tierkv.config.memory import Memory
+from tierkv.config.sources import did_you_mean
 from tierkv.errors import ConfigError
 
 FILE = """\
@@ -338,6 +339,12 @@ def test_the_process_environment_is_used_if_none_is_given(
 ) -> None:
     monkeypatch.setenv("TIERKV_TIERS__DRAM__CAPACITY", "7GiB")
     assert load_config(file).config.dram.capacity == 7 * GIB
+
+
+def test_a_word_of_another_kind_is_not_taken_for_a_typo() -> None:
+    assert did_you_mean("redis", ["dram", "disk"]) == ""
+    assert did_you_mean("dsik", ["dram", "disk"]) == "; did you mean 'disk'?"
+    assert did_you_mean("capacity" + "x" * 1_000_000, ["capacity"]) == ""
 
 
 def test_a_config_error_is_what_callers_catch() -> None:

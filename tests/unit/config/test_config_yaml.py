@@ -82,6 +82,15 @@ def test_aliases_are_not_expanded() -> None:
     assert problems[1] == "f.yaml:2:4: alias '*x' is refused; write it out"
 
 
+def test_an_anchor_that_comes_twice_is_two_problems_and_no_end() -> None:
+    _, problems = parsed("a: &x 1\nb: &x 2\nc: !y 3\n")
+    assert [problem.split(": ")[0] for problem in problems] == [
+        "f.yaml:1:4",
+        "f.yaml:2:4",
+        "f.yaml:3:4",
+    ]
+
+
 def test_an_alias_bomb_stays_small() -> None:
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 45)]
@@ -135,6 +144,11 @@ def test_deep_nesting_is_refused_before_it_can_exhaust_anything(opening: str) ->
     assert refusal(text).endswith("is nested too deeply; a configuration has four levels")
 
 
+def test_sixteen_levels_are_read_and_no_more() -> None:
+    assert parsed("a: " + "[" * 14 + "1" + "]" * 14)[1] == []  # the mapping and the 1 count
+    assert "is nested too deeply" in refusal("a: " + "[" * 15 + "1" + "]" * 15)
+
+
 def test_a_file_beyond_a_mebibyte_is_refused_unread(tmp_path: Path) -> None:
     file = tmp_path / "big.yaml"
     file.write_bytes(b"#" * MAX_BYTES)
@@ -167,7 +181,13 @@ def test_a_byte_order_mark_and_windows_line_ends_are_read(tmp_path: Path) -> Non
     file.write_bytes(b"\xef\xbb\xbfa: 1\r\nb: 2\r\n")
     root, problems = parsed(read_text(file))
     assert (plain(root), problems) == ({"a": 1, "b": 2}, [])
+    assert root.value["a"].key_place.column == 1
     assert root.value["b"].place.line == 2
+
+
+def test_an_endless_key_is_printed_in_part() -> None:
+    _, problems = parsed(f"{'k' * 500}: !x 1\n? {'k' * 500}\n: 2\n")
+    assert problems[1] == f"f.yaml:2:3: {'k' * 60}…: duplicate key, first on line 1; keep one"
 
 
 # Pieces of YAML, so that the fuzzing reaches further than the first syntax error.
