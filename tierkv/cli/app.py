@@ -75,16 +75,24 @@ def _typer(**settings: Any) -> typer.Typer:
     )
 
 
-_config = _typer(cls=_Config, no_args_is_help=True)
+def _need_command(context: typer.Context) -> None:
+    # Not `no_args_is_help`: whether that is a success depends on the version of click.
+    if context.invoked_subcommand is None:
+        output.message(context.get_help())
+        raise typer.Exit(USAGE)
+
+
+_config = _typer(cls=_Config, invoke_without_command=True)
 
 
 @_config.callback(epilog="Example:\n\n\b\n  tierkv config init && tierkv config show")
-def _config_group() -> None:
+def _config_group(context: typer.Context) -> None:
     """Write a sample configuration, or show the one in effect."""
+    _need_command(context)
 
 
 app = typer.Typer(
-    cls=_Root, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False
+    cls=_Root, invoke_without_command=True, rich_markup_mode=None, pretty_exceptions_enable=False
 )
 
 
@@ -96,6 +104,7 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback(epilog="Example:\n\n\b\n  tierkv config init tierkv.yaml && tierkv check tierkv.yaml")
 def _root(
+    context: typer.Context,
     version: Annotated[
         bool,
         typer.Option(
@@ -104,6 +113,7 @@ def _root(
     ] = False,
 ) -> None:
     """TierKV keeps the KV cache of an LLM engine in tiers and gives it back."""
+    _need_command(context)
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -21,7 +21,8 @@ _RENAMED = {"gt": "exclusiveMinimum", "ge": "minimum", "le": "maximum"}
 
 def json_schema() -> dict[str, Any]:
     """The schema as plain data, in JSON Schema 2020-12."""
-    schema = TierKVConfig.model_json_schema()
+    # A copy: equal parts of pydantic's can be one object, and the parts are changed here.
+    schema = json.loads(json.dumps(TierKVConfig.model_json_schema()))
     definitions = schema.pop("$defs")
     for definition in (schema, *definitions.values()):
         definition.pop("title", None)
@@ -64,7 +65,8 @@ def _field(field: dict[str, Any]) -> dict[str, Any]:
     if "default" in field and field.get("format") == DURATION_FORMAT:
         field["default"] = format_duration(field["default"])
     if "const" in field:
-        field.pop("type", None)
+        for key in ("type", "enum"):  # older releases of pydantic say the same twice
+            field.pop(key, None)
         return field
     if field.get("type") in ("string", "integer", "number", "boolean"):
         # What describes the key stays outside; what restricts the value is one of two ways.

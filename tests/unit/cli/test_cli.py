@@ -346,7 +346,7 @@ def test_help_imports_nothing_heavy() -> None:
     assert done.returncode == 0, done.stderr
     loaded = set(done.stderr.split())
     assert "typer" in loaded
-    assert loaded & {"torch", "vllm", "numpy", "pydantic", "yaml", "rich", "httpx"} == set()
+    assert loaded & {"torch", "vllm", "numpy", "pydantic", "yaml", "httpx"} == set()
 
 
 def test_without_the_extra_the_install_line_is_printed() -> None:
