@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
@@ -95,8 +95,16 @@ class TierConfig(Model):
     The first line of a subclass's docstring is its sentence on the reference page.
     """
 
+    is_shared: ClassVar[bool] = False
+    """Whether other engines, perhaps on other machines, use the same medium."""
+
     type: str
     name: TierName
+
+
+class BoundedTierConfig(TierConfig):
+    """What a tier has that counts its bytes itself and chooses what to give up."""
+
     capacity: Size
     policy: Literal["lru", "s3fifo"] = Field(
         "lru",

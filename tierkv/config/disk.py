@@ -7,11 +7,17 @@ from typing import Literal
 
 from pydantic import Field
 
-from tierkv.config.base import AbsolutePath, Count, LowerTierConfig, TierName
+from tierkv.config.base import (
+    AbsolutePath,
+    BoundedTierConfig,
+    Count,
+    LowerTierConfig,
+    TierName,
+)
 from tierkv.config.units import Size
 
 
-class DiskConfig(LowerTierConfig):
+class DiskConfig(LowerTierConfig, BoundedTierConfig):
     """A directory on a local file system, best on NVMe; survives restarts."""
 
     type: Literal["disk"] = Field("disk", description="What kind of tier this is")

@@ -7,11 +7,11 @@ from typing import Literal
 
 from pydantic import Field
 
-from tierkv.config.base import TierConfig, TierName
+from tierkv.config.base import BoundedTierConfig, TierName
 from tierkv.config.units import Size
 
 
-class DramConfig(TierConfig):
+class DramConfig(BoundedTierConfig):
     """Main memory, the first tier; every configuration has exactly one."""
 
     type: Literal["dram"] = Field("dram", description="What kind of tier this is")

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from tierkv.config.base import Count, LowerTierConfig, Model, SecretRef, TierConfig
@@ -119,6 +119,18 @@ class TierKVConfig(Model):
                 {"reason": "; ".join(f"tier {p.index}: {p.reason}" for p in found)},
             )
         return tiers
+
+    @model_validator(mode="after")
+    def _shared_names_are_keyed(self) -> Self:
+        shared = [tier.name for tier in self.tiers if tier.is_shared]
+        if shared and self.key_secret is None:
+            raise PydanticCustomError(
+                "key_secret",
+                "key_secret: missing; tier {name} is shared, and without a secret of its engines "
+                "the names of chunks tell what text they hold; add key_secret: {braces}",
+                {"name": shared[0], "braces": "{file: PATH}"},
+            )
+        return self
 
     @property
     def dram(self) -> DramConfig:

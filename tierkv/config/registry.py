@@ -10,10 +10,12 @@ from pydantic import Field
 from tierkv.config.base import TierConfig
 from tierkv.config.disk import DiskConfig
 from tierkv.config.dram import DramConfig
+from tierkv.config.redis import RedisConfig
 
 TIER_MODELS: dict[str, type[TierConfig]] = {
     "dram": DramConfig,
     "disk": DiskConfig,
+    "redis": RedisConfig,
 }
 
 if TYPE_CHECKING:

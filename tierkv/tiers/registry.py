@@ -27,6 +27,7 @@ class KnownTier:
 
 KNOWN_TIERS: dict[str, KnownTier] = {
     "disk": KnownTier("tierkv.tiers.disk.tier:DiskTier"),
+    "redis": KnownTier("tierkv.tiers.redis.tier:RedisTier", "pip install 'tierkv[redis]'"),
 }
 """By the configuration's `type`; others come from the entry points `tierkv.tiers`."""
 

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Asks Sentinel for the master and a cluster for its slots, by redis-py.
+
+Nothing that a request waits for. Little patience, no second try: whoever called asks again later.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from redis.asyncio import Redis
+from redis.asyncio.retry import Retry
+from redis.asyncio.sentinel import Sentinel
+from redis.backoff import NoBackoff
+from redis.exceptions import AuthenticationError, NoPermissionError, RedisError, ResponseError
+
+from tierkv.config.base import SecretRef
+from tierkv.config.redis import RedisConfig, SentinelConfig
+from tierkv.errors import ErrorKind
+from tierkv.tiers.redis.dial import DialError, Endpoint, read_secret, rights_message
+
+ASK_SECONDS = 0.5
+"""For one sentinel or node to answer, before the next one is asked."""
+
+SlotRange = tuple[int, int, Endpoint]
+"""First slot, last slot, and the master that has them."""
+
+_NO_ANSWER = (RedisError, OSError, TimeoutError)
+
+
+async def find_master(config: RedisConfig, watched: SentinelConfig) -> Endpoint:
+    """The master that a majority of the sentinels reached agrees on.
+
+    Raises:
+        DialError: none of them names one; fatal if they do not take the password.
+    """
+    arguments = _client_arguments(config, watched.username, watched.password)
+    sentinel: Any = Sentinel(list(watched.addresses), sentinel_kwargs=arguments)  # type: ignore[no-untyped-call]
+    try:
+        host, port = await sentinel.discover_master(watched.service)
+    except AuthenticationError:
+        raise DialError(
+            f"the sentinels {watched.nodes} do not take the password; set sentinel.username and "
+            "sentinel.password",
+            ErrorKind.AUTH,
+            fatal=True,
+        ) from None
+    except _NO_ANSWER as error:
+        raise DialError(
+            f"none of the sentinels {watched.nodes} names a master of {watched.service!r} "
+            f"({type(error).__name__}); are they up, and is the service named so?",
+            ErrorKind.EIO,
+        ) from None
+    finally:
+        for client in sentinel.sentinels:
+            await client.aclose()
+    return Endpoint(str(host), int(port))
+
+
+async def find_slots(config: RedisConfig, endpoint: Endpoint) -> list[SlotRange]:
+    """Where a node of a cluster says that the slots are.
+
+    Raises:
+        DialError: it says nothing of use; fatal if waiting does not mend it.
+    """
+    user = config.username or "default"
+    client: Any = Redis(
+        host=endpoint.host,
+        port=endpoint.port,
+        **_client_arguments(config, config.username, config.password),
+    )
+    try:
+        ranges = _ranges(await client.execute_command("CLUSTER SLOTS"), endpoint)
+    except AuthenticationError:
+        raise DialError(
+            f"{endpoint} does not take the password of user {user!r}; set username and password, "
+            "or mend the user there",
+            ErrorKind.AUTH,
+            fatal=True,
+        ) from None
+    except NoPermissionError:
+        message = rights_message(str(endpoint), user, "CLUSTER SLOTS", config)
+        raise DialError(message, ErrorKind.AUTH, fatal=True) from None
+    except ResponseError as error:
+        if "cluster support disabled" in str(error):
+            message = f"{endpoint} is no cluster; remove cluster: true"
+            raise DialError(message, ErrorKind.PROTOCOL, fatal=True) from None
+        raise DialError(f"{endpoint} refuses CLUSTER SLOTS", ErrorKind.EIO) from None
+    except (*_NO_ANSWER, LookupError, TypeError, ValueError) as error:
+        raise DialError(
+            f"{endpoint} does not tell the cluster's slots ({type(error).__name__})", ErrorKind.EIO
+        ) from None
+    finally:
+        await client.aclose()
+    if not ranges:
+        raise DialError(f"{endpoint} knows of no slots yet", ErrorKind.EIO)
+    return ranges
+
+
+def _ranges(found: dict[tuple[int, int], Any], asked: Endpoint) -> list[SlotRange]:
+    ranges = []
+    for (first, last), who in found.items():
+        host, port = who["primary"][:2]
+        name = host.decode() if isinstance(host, bytes) else host or ""
+        # No name means: the one that you reached me by.
+        ranges.append((int(first), int(last), Endpoint(name or asked.host, int(port))))
+    return ranges
+
+
+def _client_arguments(
+    config: RedisConfig, username: str | None, password: SecretRef | None
+) -> dict[str, Any]:
+    arguments: dict[str, Any] = {
+        "protocol": 2,
+        "socket_timeout": ASK_SECONDS,
+        "socket_connect_timeout": ASK_SECONDS,
+        "retry": Retry(NoBackoff(), 0),
+        "username": username,
+        "password": read_secret(password).decode() if password is not None else None,
+    }
+    if config.uses_tls:
+        files = {"ca_certs": config.tls_ca, "certfile": config.tls_cert, "keyfile": config.tls_key}
+        arguments |= {f"ssl_{name}": str(path) for name, path in files.items() if path is not None}
+        arguments |= {"ssl": True, "ssl_check_hostname": True}
+    return arguments
