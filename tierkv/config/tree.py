@@ -63,7 +63,8 @@ class Problem:
     message: str
 
     def __str__(self) -> str:
-        return ": ".join(part for part in (str(self.place), self.path, self.message) if part)
+        parts = (str(self.place), self.path, self.message)
+        return printable(": ".join(part for part in parts if part))
 
 
 Report: TypeAlias = Callable[[Place, str, str], None]
@@ -148,8 +149,15 @@ def join(path: str, key: str) -> str:
 
 def clean(key: str) -> str:
     """A key as it may be printed: no control characters, not endless."""
-    text = key if key.isprintable() else repr(key)[1:-1]
+    text = printable(key)
     return text if len(text) <= 60 else text[:60] + "…"
+
+
+def printable(text: str) -> str:
+    """`text` on one line and without a character that could change a terminal."""
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 
 def flow(value: Any) -> str:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from types import SimpleNamespace
@@ -114,6 +115,15 @@ def test_a_file_is_no_directory(tmp_path: Path) -> None:
     advice = f"{tmp_path}/file is not a directory; give the path of one"
     assert problem(tmp_path / "file").endswith(advice)
     assert problem(tmp_path / "file" / "below").endswith(advice)
+
+
+def test_a_path_with_a_line_break_stays_on_its_line(folder: Path) -> None:
+    folder.chmod(0o777)
+    odd = folder.rename(folder.with_name("k\n\x1b[31mv"))
+    text = problem(Path(json.dumps(str(odd))))
+    assert text.startswith("t.yaml:5:11: tiers.1.disk.path: /")
+    assert "/k\\n\\x1b[31mv may be written by others" in text
+    assert text.isprintable()
 
 
 def test_links_are_refused_as_the_tier_refuses_them(folder: Path, tmp_path: Path) -> None:

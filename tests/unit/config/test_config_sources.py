@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tierkv.config import InvalidConfig, load_config
 from tierkv.config.memory import Memory
@@ -349,3 +351,30 @@ def test_a_word_of_another_kind_is_not_taken_for_a_typo() -> None:
 
 def test_a_config_error_is_what_callers_catch() -> None:
     assert issubclass(InvalidConfig, ConfigError)
+
+
+KEYS = ["version", "key_secret", "tiers", "config", "type", "name", "capacity", "path", "env"]
+WORDS = ["dram", "disk", "1GiB", "5", "/x", "${A}", "$", "no.yaml", "", "\0", "²", "9" * 5000]
+PLAIN = st.none() | st.booleans() | st.integers() | st.floats() | st.sampled_from(WORDS) | st.text()
+NAMES = st.sampled_from([*KEYS, "dram", "0", "²"]) | st.text(max_size=5)
+JSON = st.recursive(
+    PLAIN, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=4)
+)
+PARTS = st.sampled_from(["TIERS", "DRAM", "CAPACITY", "KEY_SECRET", "ENV", "PATH", "NAME", "", "X"])
+VARIABLES = st.lists(PARTS, max_size=4).map(lambda parts: "TIERKV_" + "__".join(parts))
+
+
+@given(
+    st.dictionaries(NAMES, JSON, max_size=4),
+    st.dictionaries(VARIABLES, st.sampled_from(WORDS), max_size=3),
+    st.booleans(),
+)
+def test_nothing_inline_or_in_the_environment_breaks_the_loader(
+    inline: dict[str, Any], environ: dict[str, str], strict: bool
+) -> None:
+    try:
+        load_config(inline=inline, environ=environ, strict=strict)
+    except InvalidConfig as error:
+        lines = error.problems
+        assert lines
+        assert not any("\n" in line for line in lines)
