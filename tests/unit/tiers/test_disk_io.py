@@ -88,8 +88,8 @@ def test_a_file_that_was_cut_is_noticed(fd: int) -> None:
         read_full(fd, buffers(), 3 * 4096, step=1)
 
 
-@pytest.mark.parametrize("moved", [0, 100])
-def test_a_write_that_moves_less_than_a_block_is_an_error(
+@pytest.mark.parametrize("moved", [0, 100, 3 * 4096 + 1, 1 << 20])
+def test_a_write_that_moves_less_than_a_block_or_too_much_is_an_error(
     fd: int, monkeypatch: pytest.MonkeyPatch, moved: int
 ) -> None:
     monkeypatch.setattr(os, "pwritev", lambda *_: moved)

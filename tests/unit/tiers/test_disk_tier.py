@@ -7,6 +7,7 @@ import asyncio
 import errno
 import logging
 import os
+import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -521,6 +522,30 @@ def test_lz4_moves_fewer_bytes_and_reads_what_raw_wrote(tmp_path: Path) -> None:
             assert await tier.load(chunk, back) == Result(Outcome.DONE, nbytes=size)
             assert joined(back) == joined(parts)
         assert (await tier.load(CHUNKS[2], make_parts(LAYOUT))).nbytes == SLOT_BYTES
+        await tier.close()
+
+    run(test)
+
+
+@pytest.mark.parametrize("how", ["renamed", "deleted"])
+def test_a_directory_that_vanishes_ends_nothing(tmp_path: Path, how: str) -> None:
+    config = make_config(tmp_path)
+
+    async def test() -> None:
+        tier, _ = await opened(config)
+        await save(tier, CHUNKS[0])
+        if how == "renamed":
+            config.path.rename(tmp_path / "elsewhere")
+        else:
+            shutil.rmtree(config.path)
+        assert (await load(tier, CHUNKS[0]))[1] == value(CHUNKS[0])
+        result = await save(tier, CHUNKS[1])
+        assert result.outcome is Outcome.DONE
+        assert (await load(tier, CHUNKS[1]))[1] == value(CHUNKS[1])
+        assert await tier.evict([CHUNKS[0].key]) == 1
+        await tier.close()
+        tier, report = await opened(config)
+        assert report.recovered_chunks == 0
         await tier.close()
 
     run(test)

@@ -13,6 +13,7 @@ relative to held directories and never through a link. All calls block.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import stat
@@ -170,8 +171,10 @@ class Directory:
     def _measure(self, name: str) -> Resident | None:
         try:
             fd = os.open(name, _DIRECTORY_FLAGS, dir_fd=self.fd)
-        except OSError:  # a file or link of that name, or gone
-            return None
+        except OSError as error:
+            if error.errno in (errno.ENOTDIR, errno.ELOOP, errno.ENOENT):
+                return None  # a file or link of that name, or gone
+            raise  # not to be counted as nothing
         try:
             allocated, used_ns = os.fstat(fd).st_blocks * _SECTOR, 0
             for file in FILES:

@@ -68,10 +68,11 @@ def write_full(fd: int, buffers: Sequence[memoryview], offset: int, *, step: int
 
 def _advance(pending: list[memoryview], moved: int, step: int) -> int:
     """Drop `moved` bytes, rounded down to `step`, from the front of `pending`; returns them."""
-    if moved < sum(map(len, pending)):
+    wanted = sum(map(len, pending))
+    if moved != wanted:
         moved -= moved % step
-        if moved <= 0:
-            raise OSError(errno.EIO, "the device moved less than a block")
+        if not 0 < moved < wanted:
+            raise OSError(errno.EIO, "the device moved less than a block, or more than was asked")
     left = moved
     while pending and left >= len(pending[0]):
         left -= len(pending.pop(0))

@@ -18,11 +18,10 @@ import errno
 import logging
 import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 
-from tierkv.config.disk import DiskConfig
 from tierkv.errors import ErrorKind, FormatError, GeometryError
 from tierkv.keys import Chunk
 from tierkv.pages.layout import SlotLayout
@@ -34,6 +33,9 @@ from tierkv.tiers.disk.threads import Threads
 from tierkv.tiers.disk.volume import Volume
 from tierkv.tiers.pause import Pause
 from tierkv.tiers.slot_index import FREE, HIDDEN, READY, SlotIndex
+
+if TYPE_CHECKING:
+    from tierkv.config.disk import DiskConfig
 
 logger = logging.getLogger(__name__)
 
@@ -147,7 +149,9 @@ class DiskTier(Tier):
         # Slots that are not READY though their entry on disk may be intact.
         self._stale = set(found.stale)
         self._sequences[found.stale] = 1
-        self._next_sequence = int(self._sequences.max(initial=0)) + 1
+        # From the clock, because entries with higher numbers may have been lost with the power,
+        # while the records they were about are still there.
+        self._next_sequence = max(int(self._sequences.max(initial=0)) + 1, self._wall_ns())
         self._last_stamp = int(self._used.max(initial=0))
         self._index = index
 

@@ -21,9 +21,9 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tierkv.codecs import codec_by_id, make_codec
-from tierkv.config.disk import DiskConfig
 from tierkv.errors import FormatError, GeometryError, TierError
 from tierkv.keys import Chunk
 from tierkv.pages.layout import ALIGNMENT, SlotLayout, align_up
@@ -33,6 +33,9 @@ from tierkv.tiers.disk.io import aligned_buffer, is_aligned, read_full, write_fu
 from tierkv.tiers.disk.recover import Files, Recovery, open_files, recover
 from tierkv.tiers.disk.space import Space
 from tierkv.tiers.disk.table import EMPTY, ENTRY_BYTES, PAGE_BYTES, pack_entry
+
+if TYPE_CHECKING:
+    from tierkv.config.disk import DiskConfig
 
 _RAW = 0
 """Number of the codec whose bytes are read straight into the slot."""
