@@ -165,20 +165,35 @@ class Store:
         self._dram.forget_all()
         self.pool.close()
 
+    def drain(self, timeout: float = 5.0) -> bool:
+        """Wait until everything queued is written; False if `timeout` seconds did not do.
+
+        Blocks: for shutdown, tests and tools.
+        """
+        drained = self._io is None or self._drain(self._io, self._lowers, timeout)
+        self._apply_done()
+        return drained
+
+    @staticmethod
+    def _drain(io: IoLoop, lowers: Sequence[LowerTier], timeout: float) -> bool:
+        async def drain() -> None:
+            await asyncio.gather(*(lower.drained() for lower in lowers))
+
+        try:
+            io.run(drain(), timeout)
+        except (TimeoutError, RuntimeError):
+            return False
+        return True
+
     def _close_tiers(self, io: IoLoop, timeout: float) -> None:
         end = time.monotonic() + timeout
         lowers = list(self._lowers)
         self._lowers.clear()  # nothing new from here on
 
-        async def drain() -> None:
-            await asyncio.gather(*(lower.drained() for lower in lowers))
-
         async def close_tiers() -> None:
             await asyncio.gather(*(lower.tier.close() for lower in lowers), return_exceptions=True)
 
-        try:
-            io.run(drain(), timeout)
-        except (TimeoutError, RuntimeError):
+        if not self._drain(io, lowers, timeout):
             logger.warning("not everything was written within %g s; the rest is dropped", timeout)
         for lower in lowers:
             lower.writer.drop_waiting("shutdown")
@@ -389,8 +404,8 @@ class Store:
         usage.update((lower.name, lower.usage()) for lower in self._lowers)
         return usage
 
-    def snapshot(self) -> Snapshot:
-        """All counters, with the gauges brought up to date."""
+    def refresh_gauges(self) -> None:
+        """Bring the gauges among the counters up to date."""
         put = self._counters.set
         for name, usage in self.usage().items():
             put("tierkv_chunks", usage.chunks, tier=name)
@@ -403,4 +418,8 @@ class Store:
                 put("tierkv_queue_depth", count, tier=lower.name, op=op)
                 size = count * self.layout.slot_bytes
                 put("tierkv_inflight_bytes", size, tier=lower.name, op=op)
+
+    def snapshot(self) -> Snapshot:
+        """All counters, with the gauges brought up to date."""
+        self.refresh_gauges()
         return self._counters.snapshot()

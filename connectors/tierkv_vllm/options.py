@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What one request may choose for itself, through vLLM's `kv_transfer_params`.
+
+    {"kv_transfer_params": {"tierkv": {"load": false, "save": false}}}
+
+A bad value never fails the request: it is named in the log and ignored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+NAME = "tierkv"
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOptions:
+    """Choices of one request.
+
+    Attributes:
+        load: take this prompt's KV from the tiers.
+        save: keep this request's KV in the tiers.
+    """
+
+    load: bool = True
+    save: bool = True
+
+
+def parse(params: Mapping[str, Any] | None) -> tuple[RequestOptions, list[str]]:
+    """Read the request's options.
+
+    Returns:
+        The options, and one message for each value that was ignored.
+    """
+    raw = (params or {}).get(NAME)
+    if raw is None:
+        return RequestOptions(), []
+    if not isinstance(raw, Mapping):
+        return RequestOptions(), [
+            f"kv_transfer_params.{NAME}: expected an object like "
+            f'{{"load": true, "save": true}}, not {type(raw).__name__}; ignored'
+        ]
+    known = [f.name for f in fields(RequestOptions)]
+    accepted: dict[str, bool] = {}
+    problems = []
+    for name, value in raw.items():
+        where = f"kv_transfer_params.{NAME}.{str(name)[:40]}"
+        if name not in known:
+            problems.append(f"{where}: unknown; known are {', '.join(known)}; ignored")
+        elif not isinstance(value, bool):
+            problems.append(f"{where}: expected true or false, not {str(value)[:40]!r}; ignored")
+        else:
+            accepted[name] = value
+    return RequestOptions(**accepted), problems

@@ -1,0 +1,452 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The half of the connector beside vLLM's scheduler: what to load, what to save, and when.
+
+Life of a request here: `on_new_request` hashes its prompt and lets the Store begin to read;
+`matched_tokens` is asked, possibly many times, what can be loaded; `allocated` turns the answer into
+a load job; `plan_step` emits jobs and notes what is computed; `loaded` and `saved` hear from the
+workers; `finished` takes leave. Every way out gives leases and jobs back.
+
+Saves run one step behind: step k+1 saves what steps up to k computed. By then the tokens are
+accepted, the copy never stands before a first token, and a worker needs no queue. A block that was
+freed meanwhile still holds its bytes until something writes it, and that is ordered behind the copy
+by the plan's fences.
+
+Threads and ownership. Everything runs on vLLM's scheduler thread; nothing here blocks. The Store
+owns the only other thread.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from vllm.logger import init_logger
+
+from tierkv.keys import Chunk, ChunkChain, Namespace
+from tierkv.store import Store
+from tierkv_vllm import identity, options
+from tierkv_vllm.messages import CopyOps, LoadJob, SaveJob, StepPlan, WorkerReport
+from tierkv_vllm.tracking import Accounting, Claim, Declined, TrackedRequest, tokens_by_tier
+
+if TYPE_CHECKING:
+    from vllm.v1.core.block_pool import BlockPool
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.request import Request
+
+logger = init_logger(__name__)
+
+NO_OPS: CopyOps = np.empty((0, 3), dtype=np.int32)
+
+
+@dataclass(slots=True)
+class _Save:
+    """A save job that workers have not all reported yet."""
+
+    slots: list[int]
+    blocks: set[int]
+    generation: int
+    ranks_left: int
+    ok: bool = True
+
+
+class SchedulerSide:
+    """Plans every step of one engine.
+
+    Args:
+        store: opened; closed by `shutdown`.
+        namespace: of the store.
+        ranks: workers that must report each job.
+        save_generated: keep the KV of generated tokens too, not only of prompts.
+    """
+
+    def __init__(
+        self, store: Store, namespace: Namespace, *, ranks: int, save_generated: bool
+    ) -> None:
+        self.store = store
+        self._namespace = namespace
+        self._layout = store.layout
+        self._ranks = ranks
+        self._save_generated = save_generated
+        self._counters = store.context.counters
+        self._accounting = Accounting(self._counters, self._layout.chunk_tokens)
+        self._block_pool: BlockPool | None = None
+        self._tier_types = {tier.name: tier.type for tier in store.config.tiers}
+        self._requests: dict[str, TrackedRequest] = {}
+        self._next_job = 0
+        self._new_loads: list[LoadJob] = []
+        self._loads: dict[str, tuple[TrackedRequest, Claim]] = {}
+        self._leaving: list[tuple[list[Chunk], list[int]]] = []
+        self._saves: dict[int, _Save] = {}
+        self._step_blocks: set[int] = set()
+        self._last_prefill: tuple[float, int, frozenset[str]] | None = None
+
+    def bind_block_pool(self, pool: BlockPool) -> None:
+        """Let arrivals see what vLLM's own prefix cache holds, so that it is not fetched again."""
+        self._block_pool = pool
+
+    # Arrival and lookup
+
+    def on_new_request(self, request: Request) -> None:
+        """A request joined the queue: hash its prompt and begin to read what lies below DRAM."""
+        tracked = self._track(request)
+        if tracked.may_load and not request.skip_reading_prefix_cache:
+            first = self._held_by_vllm(request) // self._layout.chunk_tokens
+            self.store.prefetch(tracked.chain.chunks[first:])
+
+    def matched_tokens(self, request: Request, local: int) -> tuple[int | None, bool]:
+        """vLLM's question: how many tokens beyond `local` can be loaded, and do we know yet?
+
+        Idempotent: asked in every step until the request is admitted.
+
+        Returns:
+            (None, False): not known yet, at most until the tiers' deadlines. (0, False): nothing.
+            (n, True): n tokens, verified in DRAM and leased, will be loaded asynchronously.
+        """
+        self.store.poll()
+        tracked = self._track(request)
+        tracked.local = local
+        if not tracked.may_load or request.skip_reading_prefix_cache:
+            tracked.drop_claim()
+            return 0, False
+        size = self._layout.chunk_tokens
+        first = local // size
+        if tracked.claim is None or tracked.claim.first_chunk != first:
+            tracked.drop_claim()
+            tracked.extend()
+            # vLLM computes at least the last token; stopping at the last block boundary before
+            # it cuts the prefill exactly as its own prefix cache does.
+            wanted = tracked.chain.chunks[first : -(-self._reachable(request) // size)]
+            tracked.claim = Claim(self.store.load(wanted), first, start=local)
+        claim = tracked.claim
+        if not claim.ticket.poll():
+            return None, False
+        end = min((first + claim.ticket.ready) * size, self._reachable(request))
+        if end <= local:
+            return 0, False
+        claim.start, claim.end = local, end
+        return end - local, True
+
+    def allocated(self, request: Request, block_ids: list[int], external: int) -> None:
+        """vLLM admitted the request: turn the claim into a load job, or let go of it.
+
+        If this raises with `external` > 0, the caller owes a `fail_load`: vLLM waits for exactly
+        one report of a load that it admitted.
+        """
+        tracked = self._track(request)
+        claim = tracked.claim
+        if external == 0:
+            # Also called when a request goes on after its load: then it has been counted.
+            rest = claim.ticket.rest if claim is not None else "miss"
+            self._accounting.count(tracked, None, False, rest)
+            tracked.drop_claim()
+            return
+        if claim is None or claim.end == 0:
+            raise RuntimeError("vLLM admitted a load that was not offered")
+        self._step_blocks.update(block_ids)
+        claim.end = claim.start + external
+        ops = self._load_ops(claim, block_ids)
+        tracked.loading, tracked.claim = True, None
+        self._loads[request.request_id] = (tracked, claim)
+        self._new_loads.append(LoadJob(self._job_id(), request.request_id, ops))
+
+    def fail_load(self, request: Request) -> None:
+        """Something went wrong while a load was admitted: have the workers report it failed."""
+        self._track(request).loading = True
+        self._new_loads.append(LoadJob(self._job_id(), request.request_id, NO_OPS))
+
+    def _load_ops(self, claim: Claim, block_ids: list[int]) -> CopyOps:
+        per_chunk = self._layout.blocks_per_chunk
+        blocks = np.arange(
+            claim.start // self._layout.block_tokens, claim.end // self._layout.block_tokens
+        )
+        slots = np.asarray(claim.ticket.slots, dtype=np.int32)
+        ops = np.empty((len(blocks), 3), dtype=np.int32)
+        ops[:, 0] = slots[blocks // per_chunk - claim.first_chunk]
+        ops[:, 1] = blocks % per_chunk
+        ops[:, 2] = np.asarray(block_ids, dtype=np.int32)[blocks]
+        return ops
+
+    def hit_tokens_by_tier_type(self, request: Request) -> dict[str, int]:
+        """Of the load that was just admitted, tokens by type of tier."""
+        load = self._loads.get(request.request_id)
+        if load is None:
+            return {}
+        split: dict[str, int] = {}
+        for name, tokens in tokens_by_tier(load[1], self._layout.chunk_tokens).items():
+            kind = self._tier_types[name]
+            split[kind] = split.get(kind, 0) + tokens
+        return split
+
+    # Each step
+
+    def plan_step(self, output: SchedulerOutput) -> StepPlan:
+        """Everything the workers have to do in this step. Called in every step, empty ones too."""
+        self.store.poll()
+        self._observe_prefill(output)
+        saves = self._leaving
+        self._leaving = []
+        for request_id in output.preempted_req_ids or ():
+            saves += self._preempted(request_id)
+        admitted = self._follow_blocks(output)
+        for request_id, scheduled in output.num_scheduled_tokens.items():
+            tracked = self._requests.get(request_id)
+            if tracked is None:
+                continue
+            tracked.computed = tracked.request.num_computed_tokens
+            # vLLM lets a request share blocks that another one computes in this very step: what
+            # an admitted request counts as computed may not exist before the step has run.
+            if request_id not in admitted:
+                saves += self._unsaved(tracked)
+            tracked.computed += scheduled
+        save = self._save_job(saves)
+        fences = self._fences(output)
+        self._step_blocks = set()
+        loads, self._new_loads = tuple(self._new_loads), []
+        return StepPlan(loads=loads, save=save, fences=tuple(fences))
+
+    def plan_pending_loads(self) -> StepPlan:
+        """Standing aside: vLLM still waits for a report of each load that it admitted."""
+        loads, self._new_loads = tuple(self._new_loads), []
+        return StepPlan(loads=loads)
+
+    def _follow_blocks(self, output: SchedulerOutput) -> set[str]:
+        """Keep each request's block table as vLLM's workers see it.
+
+        Returns:
+            Requests that were admitted in this step.
+        """
+        for new in output.scheduled_new_reqs:
+            if tracked := self._requests.get(new.req_id):
+                tracked.block_ids = list(new.block_ids[0])
+            self._step_blocks.update(new.block_ids[0])
+        cached = output.scheduled_cached_reqs
+        for request_id, new_ids in zip(cached.req_ids, cached.new_block_ids, strict=True):
+            if new_ids is None:
+                continue
+            self._step_blocks.update(new_ids[0])
+            if tracked := self._requests.get(request_id):
+                if request_id in cached.resumed_req_ids:
+                    tracked.block_ids = list(new_ids[0])
+                else:
+                    tracked.block_ids += new_ids[0]
+        return {new.req_id for new in output.scheduled_new_reqs} | cached.resumed_req_ids
+
+    def _unsaved(self, tracked: TrackedRequest) -> list[tuple[list[Chunk], list[int]]]:
+        """Chunks whose KV is complete and not saved yet, with the request's blocks for them."""
+        if not tracked.may_save or tracked.loading:
+            return []
+        request = tracked.request
+        # The last known token may just have been sampled: its KV is not computed yet. Draft
+        # tokens that were rejected lie behind it.
+        tokens = min(tracked.computed, request.num_tokens - 1)
+        if not self._save_generated:
+            tokens = min(tokens, request.num_prompt_tokens)
+        full = tokens // self._layout.chunk_tokens
+        first = tracked.saved
+        if full <= first:
+            return []
+        tracked.extend()
+        per_chunk = self._layout.blocks_per_chunk
+        blocks = tracked.block_ids[first * per_chunk : full * per_chunk]
+        if len(blocks) < (full - first) * per_chunk:
+            return []
+        tracked.saved = full
+        return [(tracked.chain.chunks[first:full], blocks)]
+
+    def _save_job(self, saves: list[tuple[list[Chunk], list[int]]]) -> SaveJob | None:
+        per_chunk = self._layout.blocks_per_chunk
+        rows: list[tuple[int, int, int]] = []
+        slots: list[int] = []
+        for chunks, blocks in saves:
+            for index, slot in self.store.save(chunks):
+                slots.append(slot)
+                part = blocks[index * per_chunk : (index + 1) * per_chunk]
+                rows += [(slot, j, block) for j, block in enumerate(part)]
+        if not rows:
+            return None
+        job = SaveJob(self._job_id(), np.asarray(rows, dtype=np.int32))
+        self._saves[job.job_id] = _Save(
+            slots, {row[2] for row in rows}, self.store.generation, self._ranks
+        )
+        return job
+
+    def _fences(self, output: SchedulerOutput) -> list[int]:
+        """Saves in flight whose blocks this step writes; those it overwrites unordered are lost."""
+        # Model runner V2 zeroes blocks and copies them on write before a connector can order
+        # anything: what such a save reads cannot be trusted.
+        unordered = set(output.new_block_ids_to_zero or ())
+        unordered.update(copy.dst_block_id for copy in output.kv_cache_block_copies or ())
+        fences = []
+        for job_id, save in self._saves.items():
+            if save.blocks & unordered:
+                save.ok = False
+            if save.blocks & self._step_blocks:
+                fences.append(job_id)
+        return fences
+
+    # Reports of the workers
+
+    def loaded(self, finished: Iterable[str], failed: Iterable[str]) -> None:
+        """All ranks ended these requests' loads."""
+        failures = set(failed)
+        for request_id in finished:
+            tracked, claim = self._loads.pop(request_id, (None, None))
+            ok = request_id not in failures
+            if tracked is None or claim is None:
+                if (known := self._requests.get(request_id)) is not None:
+                    known.loading, known.never_load = False, True
+                continue
+            tracked.loading = False
+            self._accounting.count(tracked, claim, ok, claim.ticket.rest)
+            if not ok:
+                # Offered again it would fail again, and the request would never end.
+                tracked.never_load = True
+                tracked.computed = 0
+                self._counters.add("tierkv_errors_total", tier="dram", kind="worker")
+                last = -(-claim.end // self._layout.chunk_tokens)
+                self.store.invalidate(tracked.chain.chunks[claim.first_chunk : last])
+                logger.warning(
+                    "TierKV: a load of %d tokens failed; the request is recomputed",
+                    claim.end - claim.start,
+                )
+            claim.ticket.release()
+
+    def saved(self, report: WorkerReport) -> None:
+        """Ranks ended these save jobs; a job counts when the last one has."""
+        for job_id, (ranks, ok) in report.saves.items():
+            save = self._saves.get(job_id)
+            if save is None:
+                continue
+            save.ok &= ok
+            save.ranks_left -= ranks
+            if save.ranks_left > 0:
+                continue
+            del self._saves[job_id]
+            if save.ok:
+                self.store.commit(save.slots, save.generation)
+            else:
+                self.store.abandon(save.slots, save.generation)
+
+    # Ways out
+
+    def finished(self, request: Request) -> None:
+        """The request ended (done, aborted or failed); its blocks are about to be freed."""
+        tracked = self._requests.pop(request.request_id, None)
+        if tracked is None:
+            return
+        tracked.drop_claim()
+        if not tracked.loading:
+            # Steps in flight may still be counted in num_computed_tokens; they were planned.
+            tracked.computed = min(request.num_computed_tokens, tracked.computed)
+            self._leaving += self._unsaved(tracked)
+            self.store.touch(tracked.chain.chunks[: tracked.saved])
+
+    def _preempted(self, request_id: str) -> list[tuple[list[Chunk], list[int]]]:
+        """Its blocks are gone, but until this step writes them they hold what it computed."""
+        tracked = self._requests.get(request_id)
+        if tracked is None:
+            return []
+        tracked.drop_claim()
+        saves = self._unsaved(tracked)
+        tracked.computed = 0
+        tracked.block_ids = []
+        return saves
+
+    def reset(self) -> None:
+        """Forget everything cached; copies in flight are discarded when they are reported.
+
+        Requests alive now may hold KV of weights that were just replaced: they save no more.
+        """
+        for tracked in self._requests.values():
+            tracked.drop_claim()
+            tracked.stale = True
+        self._leaving = []
+        self.store.reset()
+
+    def has_work(self) -> bool:
+        """Whether an otherwise idle engine must keep stepping for us."""
+        return bool(self._saves or self._leaving or self._new_loads)
+
+    def shutdown(self) -> None:
+        for tracked in self._requests.values():
+            tracked.drop_claim()
+        for _, claim in self._loads.values():
+            claim.ticket.release()
+        self._requests.clear()
+        self._loads.clear()
+        self.store.close()
+
+    def snapshot(self) -> dict[str, int]:
+        """Sizes of everything that must come back to zero when no request is left."""
+        return {
+            "requests": len(self._requests),
+            "loads": len(self._loads) + len(self._new_loads),
+            "saves": len(self._saves) + len(self._leaving),
+        }
+
+    # Small helpers
+
+    def _track(self, request: Request) -> TrackedRequest:
+        tracked = self._requests.get(request.request_id)
+        if tracked is not None and tracked.request is request:
+            return tracked
+        wishes, problems = options.parse(request.kv_transfer_params)
+        for problem in problems:
+            logger.warning("TierKV: request %s: %s", request.request_id, problem)
+        chain = ChunkChain(identity.scope(self._namespace, request), self._layout.chunk_tokens)
+        tracked = TrackedRequest(request, chain, wishes, declined=_declined(request, wishes))
+        if request.mm_features:
+            tracked.media = identity.media_extras(request, self._layout.chunk_tokens)
+        if tracked.declined is not None:
+            self._counters.add("tierkv_declined_requests_total", reason=str(tracked.declined))
+        if tracked.may_load or tracked.may_save:
+            tracked.extend()
+        self._requests[request.request_id] = tracked
+        return tracked
+
+    def _held_by_vllm(self, request: Request) -> int:
+        """Leading tokens of the prompt in vLLM's own prefix cache. Changes nothing there."""
+        if self._block_pool is None:
+            return 0
+        held = 0
+        for block_hash in request.block_hashes:
+            if self._block_pool.get_cached_block(block_hash, [0]) is None:
+                break
+            held += self._block_pool.hash_block_size
+        return min(held, self._reachable(request))
+
+    def _reachable(self, request: Request) -> int:
+        """Where a hit can end at most: the last block boundary before the last token."""
+        block = self._layout.block_tokens
+        return (request.num_tokens - 1) // block * block
+
+    def _job_id(self) -> int:
+        self._next_job += 1
+        return self._next_job
+
+    def _observe_prefill(self, output: SchedulerOutput) -> None:
+        """Tell the cost model how fast this engine computes, from steps that mostly prefill."""
+        now = time.monotonic()
+        if self._last_prefill is not None:
+            began, tokens, who = self._last_prefill
+            # If none of them goes on, the engine may have idled in between.
+            if not who.isdisjoint(output.num_scheduled_tokens):
+                self.store.observe_prefill(tokens, now - began)
+            self._last_prefill = None
+        tokens = output.total_num_scheduled_tokens
+        # A step of a few tokens measures overhead, not speed.
+        if tokens >= 256:
+            self._last_prefill = (now, tokens, frozenset(output.num_scheduled_tokens))
+
+
+def _declined(request: Request, wishes: options.RequestOptions) -> Declined | None:
+    if request.prompt_embeds is not None or request.prompt_is_token_ids is not None:
+        return Declined.PROMPT_EMBEDS
+    if request.resumable:
+        return Declined.STREAMING_INPUT
+    if not (wishes.load or wishes.save):
+        return Declined.OPTED_OUT
+    return Declined.NO_READ if request.skip_reading_prefix_cache else None

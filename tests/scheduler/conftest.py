@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fixtures for tests with vLLM's real scheduler and no model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from tests.scheduler.rig import VOCAB, Rig, write_model
+
+
+@pytest.fixture(scope="session")
+def rig_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("rig") / "model")
+
+
+@pytest.fixture
+def make_rig(rig_model: Path) -> Iterator[Callable[..., Rig]]:
+    """Make rigs; all are closed at the end, and nothing may be left in any of them."""
+    rigs: list[Rig] = []
+
+    def make(extra: dict[str, Any] | None = None, **options: Any) -> Rig:
+        rig = Rig(rig_model, extra if extra is not None else dram(), **options)
+        rigs.append(rig)
+        return rig
+
+    yield make
+    for rig in rigs:
+        rig.close()
+
+
+def dram(capacity: str = "2MiB", **more: Any) -> dict[str, Any]:
+    """A configuration with DRAM alone: 256 chunks of 64 tokens unless told otherwise."""
+    return {"version": 1, "tiers": [{"type": "dram", "capacity": capacity}], **more}
+
+
+def dram_and_disk(path: Path, capacity: str = "2MiB", disk: str = "8MiB", **more: Any) -> dict[str, Any]:
+    """DRAM over a disk tier in `path`."""
+    tiers = [
+        {"type": "dram", "capacity": capacity},
+        {"type": "disk", "path": str(path), "capacity": disk, "min_free": "1MiB", **more},
+    ]
+    return {"version": 1, "tiers": tiers}
+
+
+def text(seed: int, length: int) -> list[int]:
+    """A made-up document; different seeds share nothing."""
+    rng = Random(seed)
+    return [rng.randrange(1, VOCAB - 1) for _ in range(length)]
