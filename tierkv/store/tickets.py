@@ -14,6 +14,7 @@ from tierkv.keys import Chunk
 from tierkv.store.jobs import Fate, Read
 from tierkv.store.lower import LowerTier
 from tierkv.store.runs import MAX_READS, Decisions, Entry, Extension, Runs
+from tierkv.tiers.slot_index import READY
 
 
 class LoadTicket:
@@ -125,16 +126,20 @@ class LoadTicket:
         waiting = self._waiting
         while waiting:
             entry = waiting[0]
-            if isinstance(entry, Read):
-                if entry.fate is Fate.PENDING:
-                    return
-                if entry.fate is not Fate.READY:
-                    self._settle(entry.fate.value)
-                    return
-                self.slots.append(entry.slot)
-                self.sources.append(entry.lower.name)
+            read = entry if isinstance(entry, Read) else None
+            if read is not None and read.fate is not Fate.READY:
+                if read.fate is not Fate.PENDING:
+                    self._settle(read.fate.value)
+                return
+            slot = entry.slot if isinstance(entry, Read) else entry
+            if self._runs.dram.index.state(slot) != READY:
+                self._settle(Fate.MISS.value)  # invalidated while it waited for those before it
+                return
+            if read is None:
+                self._take([slot])
             else:
-                self._take([entry])
+                self.slots.append(slot)
+                self.sources.append(read.lower.name)
             waiting.popleft()
 
     def _advance(self) -> None:

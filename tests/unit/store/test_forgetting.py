@@ -54,6 +54,21 @@ def test_a_read_under_way_does_not_bring_an_invalidated_chunk_back(make_rig: Mak
     ticket.release()
 
 
+def test_a_ticket_does_not_get_what_was_invalidated_while_it_waited(make_rig: MakeRig) -> None:
+    rig, chunks = make_rig(), chain(3)
+    rig.disk.give(chunks[0])
+    rig.saved(chunks[1:])
+    rig.pump()
+    rig.disk.script.hold = True
+    ticket = rig.store.load(chunks)
+    rig.pump()
+    rig.store.invalidate(chunks[2:])
+    rig.end_calls()
+    assert ticket.poll()
+    assert (ticket.ready, ticket.rest) == (2, "miss")
+    ticket.release()
+
+
 def test_a_chunk_saved_anew_after_it_was_invalidated_is_written_anew(make_rig: MakeRig) -> None:
     rig, chunks = make_rig(slots=16), chain(1)
     rig.saved(chunks, version=1)
