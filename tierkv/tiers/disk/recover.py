@@ -202,13 +202,15 @@ def _damage(files: Files, wanted: RecordFormat) -> str | None:
 def _by_use(files: Files, scan: Scan, slots: int) -> list[tuple[Entry, int]]:
     size = min(os.fstat(files.used_fd).st_size, slots * USED_BYTES) // USED_BYTES
     stamps = np.frombuffer(_read(files.used_fd, 0, size * USED_BYTES), "<u8").tolist()
+    stamps += [0] * (slots - size)
     used = [
-        (entry, max(entry.created_ns, stamps[entry.slot] if entry.slot < len(stamps) else 0))
+        (max(entry.created_ns, stamps[entry.slot]), entry.sequence, entry)
         for entry in scan.entries
         if entry.slot < slots
     ]
-    # Equal times happen (a chain is touched at once, a clock stands still): the later write counts.
-    return sorted(used, key=lambda pair: (pair[1], pair[0].sequence))
+    # Equal times happen (a clock stands still): the later write counts.
+    used.sort()
+    return [(entry, used_ns) for used_ns, _, entry in used]
 
 
 def _read(fd: int, offset: int, size: int) -> bytearray:
