@@ -105,16 +105,16 @@ class IoLoop:
     def _main(self) -> None:
         try:
             self._loop.run_forever()
+        except BaseException:
+            logger.exception("the I/O loop died; the tiers below DRAM are unavailable")
+        finally:
+            self.alive = False
             # What still runs hangs, or `close` ran out of time: let it take its leave.
             tasks = asyncio.all_tasks(self._loop)
             for task in tasks:
                 task.cancel()
             if tasks:
                 self._loop.run_until_complete(asyncio.wait(tasks, timeout=0.5))
-        except BaseException:
-            logger.exception("the I/O loop died; the tiers below DRAM are unavailable")
-        finally:
-            self.alive = False
             self._loop.close()
 
 

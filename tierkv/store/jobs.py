@@ -94,5 +94,9 @@ class Errand:
     ok: bool = False
     error: Exception | None = None
     # ---- the scheduler's
+    permit: int = 0
+    """The breaker's, for a probe."""
+    deadline: float = float("inf")
+    """Seconds; for a probe."""
     back: bool = False
     """It came back."""

@@ -36,6 +36,8 @@ MAX_TOUCHES = 16
 """Touches under way; further ones are dropped: they only concern the order of eviction."""
 LOG_EVERY = 10.0
 """Seconds between two log lines about the same kind of failure."""
+MAX_PROBES = 64
+"""Probes under way; with that many nothing more is asked that needs one."""
 DEFAULT_READS = 8
 """Reads at once for a tier whose configuration does not say."""
 
@@ -79,7 +81,7 @@ class LowerTier:
         self._cost = cost
         self._clock = context.clock
         self._counters = context.counters
-        limit = int(getattr(config, "io_threads", DEFAULT_READS))
+        limit = getattr(config, "io_threads", getattr(config, "max_connections", DEFAULT_READS))
         who = f"tier {self.name}"
         self._read_lane = Lane(io, self._load, limit, context.clock, who)
         # A quarter: reads, which someone waits for, must find most of the tier's threads free.
@@ -103,6 +105,7 @@ class LowerTier:
         self._forgets_any = False  # any of the four
         self._forget_again_at: float | None = None
         self._touches = 0
+        self._probes: list[Errand] = []
         bind = context.counters.bind
         self._count_bytes = {
             op: bind("tierkv_io_bytes_total", tier=self.name, op=op) for op in ("load", "save")
@@ -131,7 +134,9 @@ class LowerTier:
             return Where.MISS
         if not self.breaker.would_allow() or not self._io.alive:
             return Where.UNAVAILABLE
-        return Where.HIT if presence is Presence.HIT else Where.UNKNOWN
+        if presence is Presence.HIT:
+            return Where.HIT
+        return Where.UNKNOWN if len(self._probes) < MAX_PROBES else Where.UNAVAILABLE
 
     def _forgets(self, key: bytes) -> bool:
         """Whether the tier is being told to forget the key, or will be."""
@@ -292,15 +297,34 @@ class LowerTier:
             self._complain("touch", ErrorKind.WORKER, errand.error)
 
     def probe(self, keys: Sequence[bytes]) -> Errand:
-        """Have the tier find out about UNKNOWN keys. The errand is `back` when it has."""
-        errand = Errand(keys, self._probed)
+        """Have the tier find out about UNKNOWN keys. The errand is `back` when it has, or is late.
+
+        `where` has just said UNKNOWN, so the breaker allows it.
+        """
+        errand = Errand(
+            keys,
+            self._probed,
+            permit=self.breaker.allow(),
+            deadline=self._clock() + self.config.load_deadline,
+        )
+        self._probes.append(errand)
         self._io.errand(errand, lambda: self.tier.probe(keys))
         return errand
 
     def _probed(self, errand: Errand) -> None:
+        if errand not in self._probes:  # it was late, and that has been told
+            return
+        self._probes.remove(errand)
         errand.back = True
         if not errand.ok:
             self._complain("probe", ErrorKind.WORKER, errand.error)
+            self._tell_breaker_failure(errand.permit, ErrorKind.WORKER)
+        elif errand.keys and self.tier.lookup(errand.keys[0]) is Presence.UNKNOWN:
+            # By the contract of `Tier.probe`, this is how it says that it failed.
+            self._complain("probe", ErrorKind.TIMEOUT)
+            self._tell_breaker_failure(errand.permit, ErrorKind.TIMEOUT)
+        else:
+            self.breaker.success(errand.permit)
 
     # -- time ------------------------------------------------------------------------------------
 
@@ -318,6 +342,11 @@ class LowerTier:
                 late.append(read)
             for read in late:
                 self._late(read)
+        while self._probes and self._probes[0].deadline <= now:
+            errand = self._probes.pop(0)
+            errand.back = True
+            self._complain("probe", ErrorKind.TIMEOUT)
+            self._tell_breaker_failure(errand.permit, ErrorKind.TIMEOUT)
         self.writer.check_deadlines(now)
         if self._forget_again_at is not None and now >= self._forget_again_at:
             self._forget_again_at = None

@@ -25,6 +25,9 @@ MAX_READS = 128
 """Reads that one call begins, and most chunks a ticket waits for at once: about a millisecond of
 the scheduler's time, and more than a tier has under way. The rest begins as these arrive."""
 
+MAX_PROBED = 1024
+"""Keys in one probe."""
+
 Entry = int | Read
 """A leased READY slot, or a read that a claim was put on."""
 
@@ -192,17 +195,18 @@ class Runs:
         end = Fate.MISS.value
         asked: list[tuple[str, str]] = []
         for lower in self.lowers:
+            probe, covers = decisions.probes.get(lower.name, (None, 0))
+            if probe is not None and not probe.back:
+                found.waits_for = lower
+                return None
             where = lower.where(key)
             if where is Where.UNKNOWN:
-                probe, covers = decisions.probes.get(lower.name, (None, 0))
-                if probe is None or at >= covers:
-                    keys = [chunk.key for chunk in islice(chunks, at, at + MAX_READS)]
-                    probe = lower.probe(keys)
-                    decisions.probes[lower.name] = probe, at + len(keys)
-                if not probe.back:
+                if at >= covers:
+                    keys = [chunk.key for chunk in islice(chunks, at, at + MAX_PROBED)]
+                    decisions.probes[lower.name] = lower.probe(keys), at + len(keys)
                     found.waits_for = lower
                     return None
-                where = Where.MISS  # the probe could not tell
+                where = Where.UNAVAILABLE  # the probe could not tell
             if where is Where.HIT:
                 if self._worth(lower, len(chunks) - at, decisions, reason):
                     return lower

@@ -60,7 +60,7 @@ class InlineIo(IoLoop):
 
     def pump(self) -> None:
         """Run everything that can go on."""
-        for _ in range(12):
+        for _ in range(0 if self._loop.is_closed() else 12):
             self._loop.call_soon(self._loop.stop)
             self._loop.run_forever()
 
