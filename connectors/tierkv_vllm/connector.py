@@ -26,7 +26,7 @@ from vllm.logger import init_logger
 
 from tierkv.config import load_config
 from tierkv.errors import TierKVError
-from tierkv_vllm import metrics
+from tierkv_vllm import logs, metrics
 from tierkv_vllm.compat import cache_hit_sources, check_version
 from tierkv_vllm.messages import StepPlan, WorkerFacts, WorkerReport
 
@@ -84,6 +84,7 @@ class TierKVConnector(KVConnectorBase_V1, SupportsHMA):
     def __init__(
         self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig
     ) -> None:
+        logs.join_vllm()
         check_version()
         super().__init__(vllm_config, role, kv_cache_config)
         self._scheduler: SchedulerSide | None = None
@@ -111,8 +112,11 @@ class TierKVConnector(KVConnectorBase_V1, SupportsHMA):
     def _stand_aside(self, reason: str, *, trace: bool = False) -> None:
         if self._aside is None:
             self._aside = reason
-            logger.error("TierKV stands aside: %s. The engine serves without it.", reason,
-                         exc_info=trace)
+            logger.error(
+                "TierKV stands aside: %s. The engine serves without it.",
+                reason.rstrip("."),
+                exc_info=trace,
+            )
 
     # Properties and class-level answers
 
