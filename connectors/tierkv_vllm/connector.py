@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
@@ -31,7 +31,7 @@ from tierkv_vllm.compat import cache_hit_sources, check_version
 from tierkv_vllm.messages import StepPlan, WorkerFacts, WorkerReport
 
 if TYPE_CHECKING:
-    from vllm.config import VllmConfig
+    from vllm.config import KVTransferConfig, VllmConfig
     from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
         KVConnectorPromMetrics,
         KVConnectorStats,
@@ -51,29 +51,22 @@ if TYPE_CHECKING:
 
 logger = init_logger(__name__)
 
-P = ParamSpec("P")
-R = TypeVar("R")
+Hook = TypeVar("Hook", bound=Callable[..., Any])
 
 
-def _guarded(
-    default: Callable[[], R],
-) -> Callable[
-    [Callable[Concatenate[TierKVConnector, P], R]], Callable[Concatenate[TierKVConnector, P], R]
-]:
+def _guarded(default: Callable[[], Any]) -> Callable[[Hook], Hook]:
     """A hook that, if it raises, stands TierKV aside and returns `default()` instead."""
 
-    def wrap(
-        hook: Callable[Concatenate[TierKVConnector, P], R],
-    ) -> Callable[Concatenate[TierKVConnector, P], R]:
+    def wrap(hook: Hook) -> Hook:
         @functools.wraps(hook)
-        def safe(self: TierKVConnector, *args: P.args, **kwargs: P.kwargs) -> R:
+        def safe(self: TierKVConnector, *args: Any, **kwargs: Any) -> Any:
             try:
                 return hook(self, *args, **kwargs)
             except Exception:
                 self._stand_aside(f"{hook.__name__} raised; please report this", trace=True)
                 return default()
 
-        return safe
+        return cast(Hook, safe)
 
     return wrap
 
@@ -94,17 +87,16 @@ class TierKVConnector(KVConnectorBase_V1, SupportsHMA):
         # A configuration that cannot be used stops the engine here, with every problem by its line.
         self._loaded = load_config(inline=self._kv_transfer_config.kv_connector_extra_config)
         if role == KVConnectorRole.SCHEDULER:
-            self._recompute_on_failure(vllm_config)
+            self._recompute_on_failure(self._kv_transfer_config)
         else:
             from tierkv_vllm.worker import WorkerSide
 
             self._worker = WorkerSide(self._loaded.config, vllm_config, kv_cache_config)
 
     @staticmethod
-    def _recompute_on_failure(vllm_config: VllmConfig) -> None:
+    def _recompute_on_failure(transfer: KVTransferConfig) -> None:
         # vLLM's default fails the request when a load fails; its scheduler reads the policy right
         # after it made this object. A cache must never fail a request.
-        transfer = vllm_config.kv_transfer_config
         if transfer.kv_load_failure_policy != "recompute":
             transfer.kv_load_failure_policy = "recompute"
             logger.info("TierKV: kv_load_failure_policy set to recompute")

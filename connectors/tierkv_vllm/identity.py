@@ -60,7 +60,10 @@ def namespace(
         "kv_dtype": str(cache.cache_dtype),
         "kv_scales_calculated": bool(getattr(cache, "calculate_kv_scales", False)),
         "groups": _digest_json(
-            [[repr(g.kv_cache_spec), sorted(g.layer_names)] for g in kv_cache_config.kv_cache_groups]
+            [
+                [repr(g.kv_cache_spec), sorted(g.layer_names)]
+                for g in kv_cache_config.kv_cache_groups
+            ]
         ),
         "layout": str(kv_cache_config.kv_cache_layout),
         "tp": parallel.tensor_parallel_size,

@@ -47,7 +47,9 @@ def check_supported(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> 
         # A window or a state needs rules of its own. (With vLLM's hybrid manager off, windowed
         # layers come as FullAttentionSpec and keep every token: those are served.)
         if not isinstance(spec, FullAttentionSpec):
-            raise UnsupportedError(f"layer {name} keeps a {type(spec).__name__}, not full attention")
+            raise UnsupportedError(
+                f"layer {name} keeps a {type(spec).__name__}, not full attention"
+            )
         if getattr(spec, "non_causal", False):
             raise UnsupportedError(f"layer {name} attends to later tokens")
     for what in ("decode_context_parallel_size", "prefill_context_parallel_size"):
@@ -111,7 +113,8 @@ def worker_fields(
         "isa": str(getattr(layer, "isa", "")),
         "attention": type(impl).__name__,
         "views": ";".join(
-            f"{name}:{tuple(t.shape[1:])}:{t.stride()[1:]}:{t.dtype}" for name, t in kv_caches.items()
+            f"{name}:{tuple(t.shape[1:])}:{t.stride()[1:]}:{t.dtype}"
+            for name, t in kv_caches.items()
         ),
     }
 
@@ -128,5 +131,7 @@ def _extent_bytes(block: torch.Tensor) -> int:
     """Bytes from the first to the last element of a block."""
     if block.numel() == 0:
         return 0
-    last = sum((size - 1) * stride for size, stride in zip(block.shape, block.stride(), strict=True))
+    last = sum(
+        (size - 1) * stride for size, stride in zip(block.shape, block.stride(), strict=True)
+    )
     return (last + 1) * block.element_size()

@@ -8,6 +8,7 @@ in front of their own labels. Every series exists from the start, at zero.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
@@ -27,6 +28,10 @@ if TYPE_CHECKING:
     from tierkv_vllm.scheduler import SchedulerSide
 
 
+AVOIDABLE = ("failed", "late", "unavailable", "skipped")
+"""Outcomes of query tokens that a faster or healthier tier would have made hits."""
+
+
 class TierKVStats(KVConnectorStats):
     """What changed since the last call; `data` is a `tierkv.telemetry.counters.Changes`."""
 
@@ -40,27 +45,23 @@ class TierKVStats(KVConnectorStats):
     def is_empty(self) -> bool:
         return not self.data
 
-    def reduce(self) -> dict[str, int | float | str]:
-        """The interval in one line: the hit rate and its parts, as percent of query tokens."""
-        outcomes: dict[tuple[str, str], float] = {}
-        for name, labels, value in self.data.get("counters", ()):
-            if name == "tierkv_query_tokens_total":
-                outcome, tier, _ = labels
-                outcomes[outcome, tier] = outcomes.get((outcome, tier), 0) + value
-        total = sum(outcomes.values())
-        if not total:
-            return {"TierKV query tokens": 0}
-        hits = {tier: n for (outcome, tier), n in outcomes.items() if outcome == "hit"}
-        line: dict[str, int | float | str] = {
-            "TierKV query tokens": int(total),
-            "hit rate": f"{100 * sum(hits.values()) / total:.1f}%",
-        }
-        line.update({f"{tier} hits": f"{100 * n / total:.1f}%" for tier, n in hits.items()})
-        for outcome in ("failed", "late", "unavailable", "skipped"):
-            lost = sum(n for (name, _), n in outcomes.items() if name == outcome)
-            if lost:
-                line[outcome] = f"{100 * lost / total:.1f}%"
+    def reduce(self) -> dict[str, int | float]:
+        """The interval in one log line: hit rate and its parts, and what was avoidably lost."""
+        tokens: defaultdict[str, float] = defaultdict(float)
+        for _, (outcome, tier, *_), value in self._rows("tierkv_query_tokens_total"):
+            tokens["all"] += value
+            if outcome == "hit":
+                tokens["hit rate %"] += value
+                tokens[f"{tier} %"] += value
+            elif outcome in AVOIDABLE:
+                tokens[f"{outcome} %"] += value
+        total = tokens.pop("all", 0)
+        line: dict[str, int | float] = {"TierKV query tokens": int(total)}
+        line.update({name: round(100 * n / total, 1) for name, n in tokens.items()})
         return line
+
+    def _rows(self, metric: str) -> list[tuple[str, list[str], float]]:
+        return [row for row in self.data.get("counters", ()) if row[0] == metric]
 
 
 def collect(side: SchedulerSide) -> TierKVStats | None:
@@ -81,7 +82,8 @@ class TierKVPromMetrics(KVConnectorPromMetrics):
         per_engine_labelvalues: dict[int, list[object]],
     ) -> None:
         super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
-        extra = vllm_config.kv_transfer_config.kv_connector_extra_config
+        transfer = vllm_config.kv_transfer_config
+        extra = transfer.kv_connector_extra_config if transfer is not None else {}
         tiers = [tier.name for tier in load_config(inline=extra).config.tiers]
         self._metrics = {metric.name: self._make(metric) for metric in CATALOG}
         for metric in CATALOG:
@@ -91,12 +93,15 @@ class TierKVPromMetrics(KVConnectorPromMetrics):
 
     def _make(self, metric: Metric) -> Any:
         names = [*self._labelnames, *(label.name for label in metric.labels)]
+        options: dict[str, Any] = {"labelnames": names}
         if metric.kind is Kind.HISTOGRAM:
-            return self._histogram_cls(
-                metric.name, metric.help, labelnames=names, buckets=metric.buckets
-            )
-        kind = self._counter_cls if metric.kind is Kind.COUNTER else self._gauge_cls
-        return kind(metric.name, metric.help, labelnames=names)
+            options["buckets"] = metric.buckets
+        kinds: dict[Kind, Any] = {
+            Kind.COUNTER: self._counter_cls,
+            Kind.GAUGE: self._gauge_cls,
+            Kind.HISTOGRAM: self._histogram_cls,
+        }
+        return kinds[metric.kind](metric.name, metric.help, **options)
 
     def _child(self, name: str, values: tuple[str, ...], engine: int) -> Any:
         # prometheus_client keeps the children itself; looking one up is a dict access.
@@ -112,5 +117,3 @@ class TierKVPromMetrics(KVConnectorPromMetrics):
             child = self._child(name, labels, engine_idx)
             for sample in samples:
                 child.observe(sample)
-
-

@@ -12,7 +12,7 @@ from tierkv import __version__
 from tierkv.config import LoadedConfig, resolve_secret
 from tierkv.errors import UnsupportedError
 from tierkv.pages.layout import SlotLayout
-from tierkv.pages.pool import DramPool
+from tierkv.pages.pool import DramPool, RegionHandle
 from tierkv.store import Store, StoreReport
 from tierkv_vllm import identity, kv_pages
 from tierkv_vllm.messages import WorkerFacts
@@ -53,16 +53,14 @@ def open_scheduler_side(
     secret = resolve_secret(config.key_secret) if config.key_secret else b""
     namespace = identity.namespace(vllm_config, kv_cache_config, _fields(ranks), secret)
     store = Store(config)
-    report = store.open(namespace, layout, DramPool.attach([fact.region for fact in ranks]))
+    report = store.open(namespace, layout, DramPool.attach(_regions(ranks)))
     for note in (*loaded.notes, *ranks[0].notes):
         logger.info("TierKV: %s", note)
     for warning in loaded.warnings:
         logger.warning("TierKV: %s", warning)
     for line in start_up_lines(report, layout, config.save):
         logger.info("%s", line)
-    return SchedulerSide(
-        store, namespace, ranks=len(ranks), save_generated=config.save == "all"
-    )
+    return SchedulerSide(store, namespace, ranks=len(ranks), save_generated=config.save == "all")
 
 
 def start_up_lines(report: StoreReport, layout: SlotLayout, save: str) -> list[str]:
@@ -103,6 +101,10 @@ def _check(ranks: list[WorkerFacts], world_size: int) -> None:
     sizes = {fact.block_bytes for fact in ranks}
     if len(sizes) > 1:
         raise UnsupportedError(f"workers hold blocks of different sizes: {sorted(sizes)} bytes")
+
+
+def _regions(ranks: list[WorkerFacts]) -> list[RegionHandle]:
+    return [fact.region for fact in ranks if fact.region is not None]
 
 
 def _fields(ranks: list[WorkerFacts]) -> dict[str, str]:

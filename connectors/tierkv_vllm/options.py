@@ -38,10 +38,11 @@ def parse(params: Mapping[str, Any] | None) -> tuple[RequestOptions, list[str]]:
     if raw is None:
         return RequestOptions(), []
     if not isinstance(raw, Mapping):
-        return RequestOptions(), [
-            f"kv_transfer_params.{NAME}: expected an object like "
-            f'{{"load": true, "save": true}}, not {type(raw).__name__}; ignored'
-        ]
+        problem = (
+            f'kv_transfer_params.{NAME}: expected an object like {{"load": true, "save": true}}, '
+            f"not {type(raw).__name__}; ignored"
+        )
+        return RequestOptions(), [problem]
     known = [f.name for f in fields(RequestOptions)]
     accepted: dict[str, bool] = {}
     problems = []

@@ -2,9 +2,9 @@
 """The half of the connector beside vLLM's scheduler: what to load, what to save, and when.
 
 Life of a request here: `on_new_request` hashes its prompt and lets the Store begin to read;
-`matched_tokens` is asked, possibly many times, what can be loaded; `allocated` turns the answer into
-a load job; `plan_step` emits jobs and notes what is computed; `loaded` and `saved` hear from the
-workers; `finished` takes leave. Every way out gives leases and jobs back.
+`matched_tokens` is asked, possibly many times, what can be loaded; `allocated` turns the answer
+into a load job; `plan_step` emits jobs and notes what is computed; `loaded` and `saved` hear from
+the workers; `finished` takes leave. Every way out gives leases and jobs back.
 
 Saves run one step behind: step k+1 saves what steps up to k computed. By then the tokens are
 accepted, the copy never stands before a first token, and a worker needs no queue. A block that was
@@ -20,7 +20,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from vllm.logger import init_logger

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Declined(StrEnum):
-    """Why a request runs as if TierKV were absent; the `reason` of tierkv_declined_requests_total."""
+    """Why a request loads nothing: the `reason` of `tierkv_declined_requests_total`."""
 
     PROMPT_EMBEDS = "prompt_embeds"
     """All such prompts have the same token ids."""

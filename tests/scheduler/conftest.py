@@ -38,7 +38,9 @@ def dram(capacity: str = "2MiB", **more: Any) -> dict[str, Any]:
     return {"version": 1, "tiers": [{"type": "dram", "capacity": capacity}], **more}
 
 
-def dram_and_disk(path: Path, capacity: str = "2MiB", disk: str = "8MiB", **more: Any) -> dict[str, Any]:
+def dram_and_disk(
+    path: Path, capacity: str = "2MiB", disk: str = "8MiB", **more: Any
+) -> dict[str, Any]:
     """DRAM over a disk tier in `path`."""
     tiers = [
         {"type": "dram", "capacity": capacity},

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Movers that behave as a GPU's streams may: late, out of order, or badly. CPU copies underneath."""
+"""Movers that behave as a GPU's streams may: late, out of order, or badly."""
 
 from __future__ import annotations
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tierkv_vllm.connector import TierKVConnector
 from vllm.config import (
     CacheConfig,
     DeviceConfig,
@@ -45,8 +46,6 @@ from vllm.v1.kv_cache_interface import (
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
-
-from tierkv_vllm.connector import TierKVConnector
 
 VOCAB = 1000
 LAYERS = 3
@@ -150,9 +149,7 @@ class Rig:
         if self.extra is not None:
             # vLLM makes the workers' instances first.
             for cache in self.caches:
-                worker = TierKVConnector(
-                    self.config, KVConnectorRole.WORKER, self.kv_cache_config
-                )
+                worker = TierKVConnector(self.config, KVConnectorRole.WORKER, self.kv_cache_config)
                 worker.register_kv_caches(cache)
                 self.workers.append(worker)
         init_none_hash(sha256)
@@ -185,9 +182,7 @@ class Rig:
                 kv_connector_extra_config=self.extra,
             )
         model = ModelConfig(model=str(self.model), dtype="bfloat16", skip_tokenizer_init=True)
-        cache = CacheConfig(
-            block_size=self.block_size, enable_prefix_caching=self.prefix_caching
-        )
+        cache = CacheConfig(block_size=self.block_size, enable_prefix_caching=self.prefix_caching)
         cache.num_gpu_blocks = self.num_blocks
         config = VllmConfig(
             model_config=model,
@@ -307,7 +302,9 @@ class Rig:
             or (self.connector is not None and self.connector.has_pending_push_work())
         )
 
-    def generate(self, request_id: str, prompt: Sequence[int], max_tokens: int = 4, **kw: Any) -> None:
+    def generate(
+        self, request_id: str, prompt: Sequence[int], max_tokens: int = 4, **kw: Any
+    ) -> None:
         """Run one request to its end and check its answer."""
         self.add(request_id, prompt, max_tokens, **kw)
         self.run()

@@ -184,7 +184,9 @@ def test_a_request_may_opt_out_of_loading_or_saving(make_rig: MakeRig) -> None:
     assert counted(rig)["hit", "dram"] == 256
 
 
-@pytest.mark.parametrize("params", [{"tierkv": 3}, {"tierkv": {"lod": True, "save": "no"}}, {"x": 1}])
+@pytest.mark.parametrize(
+    "params", [{"tierkv": 3}, {"tierkv": {"lod": True, "save": "no"}}, {"x": 1}]
+)
 def test_bad_request_options_are_ignored(make_rig: MakeRig, params: dict[str, Any]) -> None:
     rig = make_rig()
     prompt = text(14, 300)
@@ -194,7 +196,9 @@ def test_bad_request_options_are_ignored(make_rig: MakeRig, params: dict[str, An
     assert counted(rig)["hit", "dram"] == 256
 
 
-def test_requests_that_need_every_position_computed_load_nothing_but_save(make_rig: MakeRig) -> None:
+def test_requests_that_need_every_position_computed_load_nothing_but_save(
+    make_rig: MakeRig,
+) -> None:
     rig = make_rig()
     prompt = text(15, 300)
     rig.generate("cold", prompt)

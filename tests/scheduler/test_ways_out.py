@@ -209,7 +209,9 @@ def test_an_exception_in_a_hook_never_reaches_the_engine(
     assert rig.free_blocks() == rig.num_blocks - 1
 
 
-@pytest.mark.parametrize("hook", ["on_new_request", "matched_tokens", "plan_step", "finished", "loaded", "saved"])
+@pytest.mark.parametrize(
+    "hook", ["on_new_request", "matched_tokens", "plan_step", "finished", "loaded", "saved"]
+)
 def test_any_hook_may_break(make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch, hook: str) -> None:
     rig = make_rig()
     prompt = text(36, 300)
@@ -229,12 +231,14 @@ def test_any_hook_may_break(make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch, 
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_random_traffic_leaves_nothing_behind(
-    make_rig: MakeRig, tmp_path: Path, seed: int
-) -> None:
+def test_random_traffic_leaves_nothing_behind(make_rig: MakeRig, tmp_path: Path, seed: int) -> None:
     """A tree of prompts, aborts, resets, late copies and little memory, all from one seed."""
     rng = Random(seed)
-    config = dram_and_disk(tmp_path / "kv", capacity="128KiB", disk="1MiB") if seed % 2 else dram("128KiB")
+    config = (
+        dram_and_disk(tmp_path / "kv", capacity="128KiB", disk="1MiB")
+        if seed % 2
+        else dram("128KiB")
+    )
     rig = make_rig(config, num_blocks=rng.choice([30, 45, 80]), max_tokens=rng.choice([64, 200]))
     movers = wrap_movers(rig, lambda inner: RandomMover(inner, seed))
     stems = [text(seed * 100 + i, rng.randrange(40, 200)) for i in range(4)]

@@ -68,7 +68,6 @@ OUTCOMES = (
     "unavailable",
     "skipped",
     "failed",
-    "recomputed",
     "tail",
     "declined",
 )

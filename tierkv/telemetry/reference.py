@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The reference page of all metrics, written from the catalogue.
 
-    python -m tierkv.telemetry.reference > docs/reference/metrics.md
+python -m tierkv.telemetry.reference > docs/reference/metrics.md
 """
 
 from __future__ import annotations
@@ -40,7 +40,6 @@ Each query token lands in exactly one outcome:
 | `unavailable` | a tier is down, its breaker is open |
 | `skipped` | loading would have taken longer than recomputing |
 | `failed` | promised, not delivered, recomputed |
-| `recomputed` | reserved for reuse of text at other positions |
 | `tail` | after the last whole chunk; the last token is always computed |
 | `declined` | TierKV does not serve the request, see `tierkv_declined_requests_total` |
 
