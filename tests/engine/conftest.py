@@ -13,7 +13,7 @@ from tierkv.demo.server import cpu_binding
 
 @pytest.fixture(scope="session", autouse=True)
 def engine_environment() -> Iterator[None]:
-    """The same cores with and without a connector, where vLLM would choose otherwise; no network."""
+    """The same cores with and without a connector (vLLM would choose otherwise); no network."""
     wanted = {
         "VLLM_CPU_OMP_THREADS_BIND": cpu_binding(),
         "HF_HUB_OFFLINE": "1",

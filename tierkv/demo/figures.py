@@ -60,10 +60,9 @@ def ttft(record: Record) -> dict[Phase, Spread]:
 def hit_tokens(record: Record) -> dict[Phase, dict[str, int]]:
     """Prompt tokens that were not computed, by phase and tier, from the servers' own counters."""
     totals: dict[Phase, dict[str, int]] = {phase: {} for phase in Phase}
-    for phase, parts in record.counters.items():
-        for part in parts:
-            for tier, tokens in part.hit_tokens.items():
-                totals[phase][tier] = totals[phase].get(tier, 0) + tokens
+    for sample in record.samples:
+        for tier, tokens in sample.hit_tokens.items():
+            totals[sample.phase][tier] = totals[sample.phase].get(tier, 0) + tokens
     return totals
 
 

@@ -10,18 +10,20 @@
 | disk | the same, stopped and started again | loads from disk |
 
 What is compared is measured side by side, in turns, so that a busy machine is busy for both:
-`cold` with `none`, `dram` with `apc`, and `disk` with `dram` in the restarted server. Never more
-than two servers run at a time: each takes about 2 GB of memory.
+`cold` with `none`, `dram` with `apc`, and `disk` with `dram` in the restarted server, where each
+document is asked about once more when enough others have driven it out of vLLM's own cache. Never
+more than two servers run at a time: each takes about 2 GB of memory.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
-from tierkv.demo.client import Answer, Client, Counters
+from tierkv.demo.client import Answer, Client
 from tierkv.demo.plan import (
     BLOCK_TOKENS,
     BLOCKS_CACHED,
@@ -37,6 +39,10 @@ from tierkv.demo.progress import Reporter
 from tierkv.demo.server import Server
 from tierkv.demo.workload import Document, build_documents
 
+WARM_UP = 0
+"""Index of the document whose figures are thrown away, in each pass over the documents."""
+LAG = 3
+"""More documents than vLLM's own small space holds."""
 START_STEPS = 15
 """Starting a server takes about as long as so many requests."""
 
@@ -59,8 +65,9 @@ class Sample:
         phase: where it was measured.
         document: index of the document.
         question: number of the question about it.
-        turn: requests with the same phases, document and turn were measured side by side.
+        turn: requests about one document with the same turn were measured side by side.
         answer: what came back.
+        hit_tokens: cached prompt tokens by tier, from the server's own counters.
     """
 
     phase: Phase
@@ -68,6 +75,7 @@ class Sample:
     question: int
     turn: str
     answer: Answer
+    hit_tokens: Mapping[str, int]
 
 
 @dataclass(slots=True)
@@ -76,7 +84,6 @@ class Record:
 
     documents: list[Document] = field(default_factory=list)
     samples: list[Sample] = field(default_factory=list)
-    counters: dict[Phase, list[Counters]] = field(default_factory=dict)
     clean_stops: int = 0
     kept: Server | None = None
 
@@ -160,10 +167,7 @@ class Demo:
                 tierkv = self._start(stack, f"tierkv-restarted-{turn + 1}")
                 self._wait(tierkv)
                 self._report.stage("TierKV after a restart: from disk, then from DRAM")
-                name = f"restart-{turn}"
-                self._measure({Phase.DISK: tierkv}, question=turn % plan.rounds, turn=name)
-                again = (turn + 1) % plan.rounds
-                self._measure({Phase.DRAM: tierkv}, question=again, turn=name)
+                self._measure_restarted(tierkv, turn)
             if keep:
                 tierkv.client.close()
                 self.record.kept = tierkv.server
@@ -171,25 +175,36 @@ class Demo:
         return self.record
 
     def _measure(self, hosts: dict[Phase, Host], *, question: int, turn: str) -> None:
-        """Ask about every document, in every phase of `hosts`, the first in turns.
-
-        The first document is the warm-up: its figures are thrown away.
-        """
-        before: dict[Phase, Counters] = {}
+        """Ask about every document in every phase of `hosts`, now the one, now the other first."""
         for document in self._order():
             phases = list(hosts)
             if document % 2:
                 phases.reverse()
             for phase in phases:
-                answer = self._ask(hosts[phase], document, question)
-                if document:
-                    sample = Sample(phase, document, question, turn, answer)
-                    self.record.samples.append(sample)
-            if not document:
-                before = {phase: host.client.counters() for phase, host in hosts.items()}
-        for phase, host in hosts.items():
-            seen = host.client.counters().since(before[phase])
-            self.record.counters.setdefault(phase, []).append(seen)
+                self._sample(phase, hosts[phase], document, question, turn)
+
+    def _measure_restarted(self, tierkv: Host, restart: int) -> None:
+        """Ask about every document twice: it comes from disk, and `LAG` documents later from DRAM.
+
+        Each time with another question, as users would.
+        """
+        first, second = restart % self._plan.rounds, (restart + 1) % self._plan.rounds
+        turn = f"restart-{restart}"
+        documents = self._plan.documents + 1
+        for step in range(documents + LAG):
+            if step < documents:
+                self._sample(Phase.DISK, tierkv, step, first, turn)
+            if step >= LAG:
+                self._sample(Phase.DRAM, tierkv, step - LAG, second, turn)
+
+    def _sample(self, phase: Phase, host: Host, document: int, question: int, turn: str) -> None:
+        """Ask, and keep what came of it, except for the warm-up document."""
+        before = host.client.counters()
+        answer = self._ask(host, document, question)
+        if document != WARM_UP:
+            hits = host.client.counters().since(before).hit_tokens
+            sample = Sample(phase, document, question, turn, answer, hits)
+            self.record.samples.append(sample)
 
     def _order(self) -> range:
         return range(self._plan.documents + 1)

@@ -48,7 +48,7 @@ def build_result(record: Record, plan: Plan, model: Path, seconds: float) -> Res
                 "ttft_median_s": ttft[phase].median,
                 "ttft_spread_s": ttft[phase].spread,
                 "hit_tokens": hits[phase],
-                "prompt_tokens": sum(part.prompt_tokens for part in record.counters[phase]),
+                "prompt_tokens": sum(s.answer.prompt_tokens for s in record.of(phase)),
                 "over_none": ttft[phase].median / ttft[Phase.NONE].median,
                 "over_apc": ttft[phase].median / ttft[Phase.APC].median,
                 "samples": [
@@ -59,6 +59,7 @@ def build_result(record: Record, plan: Plan, model: Path, seconds: float) -> Res
                         "ttft_s": sample.answer.ttft_s,
                         "prompt_tokens": sample.answer.prompt_tokens,
                         "cached_tokens": sample.answer.cached_tokens,
+                        "hit_tokens": dict(sample.hit_tokens),
                     }
                     for sample in record.of(phase)
                 ],

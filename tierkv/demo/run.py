@@ -21,8 +21,8 @@ from rich.console import Console
 from tierkv.demo.model import check_model, prepare_model
 from tierkv.demo.page import render_page
 from tierkv.demo.paths import DemoError, cache_dir, locked, make_dir
-from tierkv.demo.phases import Demo
-from tierkv.demo.plan import FULL, QUICK
+from tierkv.demo.phases import Demo, Record
+from tierkv.demo.plan import FULL, QUICK, Plan
 from tierkv.demo.ports import check_port
 from tierkv.demo.progress import make_reporter
 from tierkv.demo.result import Result, build_result, passed
@@ -82,31 +82,44 @@ def run_demo(options: Options) -> bool:
     with locked(folder.parent / "demo.lock", wait=False), _interruptible():
         _clear(folder)
         # Matplotlib keeps a list of fonts, by default among the user's own files.
-        os.environ.setdefault("MPLCONFIGDIR", str(folder / "matplotlib"))
-        started = time.monotonic()
-        with make_reporter(options.plain) as report:
-            if options.model is not None:
-                model = check_model(options.model)
-            else:
-                model = prepare_model(report.stage)
-            plan = QUICK if options.quick else FULL
-            demo = Demo(plan, model, folder, options.port, report)
-            record = demo.run(options.keep)
+        os.environ.setdefault("MPLCONFIGDIR", str(folder / "scratch"))
+        server: Server | None = None
         try:
+            started = time.monotonic()
+            plan = QUICK if options.quick else FULL
+            record, model = _measure(options, plan, folder)
+            server = record.kept
             result = build_result(record, plan, model, time.monotonic() - started)
             _write(result, folder, options)
             print_result(result, _console(options.plain))
             _tell(f"Page: {options.html or folder / 'demo.html'}")
             _tell(f"JSON: {options.json or folder / 'demo.json'}")
+            if server is not None:
+                _keep(server, folder)
         except BaseException:
-            if record.kept is not None:
-                record.kept.stop(5.0)
+            if server is not None:
+                server.stop(5.0)
             raise
-        if record.kept is not None:
-            _keep(record.kept, folder)
-        else:
-            shutil.rmtree(folder / "disk", ignore_errors=True)
+        finally:
+            if not (folder / KEPT).exists():
+                _tidy(folder)
     return passed(result)
+
+
+def _measure(options: Options, plan: Plan, folder: Path) -> tuple[Record, Path]:
+    with make_reporter(options.plain) as report:
+        if options.model is not None:
+            model = check_model(options.model)
+        else:
+            model = prepare_model(report.stage)
+        return Demo(plan, model, folder, options.port, report).run(options.keep), model
+
+
+def _tidy(folder: Path) -> None:
+    """Leave the logs, the configuration and the result; the rest may be gigabytes."""
+    for path in folder.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def _clear(folder: Path) -> None:
@@ -154,15 +167,16 @@ def _write(result: Result, folder: Path, options: Options) -> None:
 
 
 def _keep(server: Server, folder: Path) -> None:
-    pid = server.keep()
+    pid = server.pid
     (folder / KEPT).write_text(str(pid))
+    server.keep()
     question = json.dumps({"model": "demo", "prompt": "The capital of France is", "max_tokens": 8})
     _tell(
         f"\nThe server goes on at {server.url} (log: {server.log}). Talk to it:\n"
         f"  curl {server.url}/v1/completions -H 'Content-Type: application/json' -d '{question}'\n"
         "Look at its hit rates:\n"
         f"  curl -s {server.url}/metrics | grep -E 'tierkv_query_tokens|cached_by_source_total'\n"
-        f"Stop it:\n  kill -- -{pid}"
+        f"Stop it, and remove what it has stored:\n  kill -- -{pid}; rm -r {folder}"
     )
 
 

@@ -185,16 +185,15 @@ class Server:
         self._process = None
         return in_order
 
-    def keep(self) -> int:
-        """Let the server outlive this process; returns the id of its process group."""
+    def keep(self) -> None:
+        """Let the server outlive this process."""
         if self._process is None or self._process.stdin is None:
             raise DemoError(f"{self.name}: not running, so it cannot be kept; see {self.log}")
         self._process.stdin.write(b"keep")
         self._process.stdin.close()
         # Popen warns about a child that it did not see end.
         self._process.returncode = 0
-        pid, self._process = self._process.pid, None
-        return pid
+        self._process = None
 
     def __enter__(self) -> Server:
         return self

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tierkv.demo.client import Answer, Counters
+from tierkv.demo.client import Answer
 from tierkv.demo.phases import Phase, Record, Sample
 from tierkv.demo.workload import Document
 
@@ -31,12 +31,13 @@ def _make(change: Change = lambda sample: sample) -> Record:
     for phase, turns in TURNS.items():
         for turn in turns:
             cached = 128 if phase in TIER else 0
-            hits = {TIER[phase]: 2 * cached} if cached else {}
-            record.counters.setdefault(phase, []).append(Counters(400, hits))
+            hits = {TIER[phase]: cached} if cached else {}
             for document in (1, 2):
                 tokens = (document, QUESTION[turn], 7)
                 answer = Answer(TIMES[phase] * document, 200, cached, tokens, "an answer")
-                record.samples.append(change(Sample(phase, document, QUESTION[turn], turn, answer)))
+                record.samples.append(
+                    change(Sample(phase, document, QUESTION[turn], turn, answer, hits))
+                )
     return record
 
 

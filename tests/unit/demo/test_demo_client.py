@@ -107,14 +107,18 @@ def test_a_difference_of_counters_leaves_out_idle_tiers() -> None:
 
 
 class _Handler(BaseHTTPRequestHandler):
-    prompt_tokens: ClassVar[list[int]] = []
-    """One figure a request of /metrics; the last one stays."""
+    counted: ClassVar[list[tuple[int, int]]] = []
+    """Prompt tokens and hit tokens, one pair a request of /metrics; the last one stays."""
 
     def do_GET(self) -> None:
-        left = type(self).prompt_tokens
-        value = left.pop(0) if len(left) > 1 else left[0]
-        page = f"# TYPE vllm:prompt_tokens_total counter\nvllm:prompt_tokens_total {value}\n"
-        self._answer(200, page)
+        left = type(self).counted
+        prompt, hits = left.pop(0) if len(left) > 1 else left[0]
+        cached = "vllm:prompt_tokens_cached_by_source_total"
+        self._answer(
+            200,
+            f"# TYPE vllm:prompt_tokens_total counter\nvllm:prompt_tokens_total {prompt}\n"
+            f'# TYPE {cached} counter\n{cached}{{source="host"}} {hits}\n',
+        )
 
     def do_POST(self) -> None:
         length = int(self.headers["Content-Length"])
@@ -155,9 +159,18 @@ def test_a_refused_request_names_reason_log_and_its_last_line(client: Client) ->
 
 
 def test_counters_wait_until_the_server_has_counted_every_request(client: Client) -> None:
-    _Handler.prompt_tokens = [0, 0, 5]
-    assert client.ask("The capital of France is", 2).prompt_tokens == 5
-    assert client.counters().prompt_tokens == 5
+    _Handler.counted = [(0, 0), (5, 0), (5, 4)]
+    assert client.ask("The capital of France is", 2).cached_tokens == 4
+    assert client.counters() == Counters(5, {"dram": 4})
+
+
+def test_counters_that_never_add_up_are_returned_as_they_are(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tierkv.demo.client.SETTLE_S", 0.0)
+    _Handler.counted = [(5, 0)]
+    client.ask("The capital of France is", 2)
+    assert client.counters() == Counters(5, {"dram": 0})
 
 
 def test_a_server_that_is_gone_is_an_error_with_its_log(tmp_path: Path) -> None:

@@ -4,11 +4,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
 from tierkv.demo import figures
-from tierkv.demo.client import Counters
 from tierkv.demo.figures import Comparison, Spread
 from tierkv.demo.phases import Phase, Record, Sample
 
@@ -82,19 +82,24 @@ def test_no_answers_to_compare_is_not_identical(record: Record) -> None:
 def test_hits_in_vllms_own_cache_fail_the_phases_that_must_not_have_them(
     record: Record, phase: Phase
 ) -> None:
-    record.counters[phase].append(Counters(0, {"gpu": 128}))
+    sample = record.of(phase)[0]
+    record.samples.remove(sample)
+    record.samples.append(replace(sample, hit_tokens={"gpu": 128}))
     assert failed(record) == [f"source_{phase}"]
 
 
 def test_a_phase_with_hits_that_has_none_fails(record: Record) -> None:
-    record.counters[Phase.DISK] = [Counters(400, {})]
+    record.samples = [
+        replace(s, hit_tokens={}) if s.phase is Phase.DISK else s for s in record.samples
+    ]
     assert failed(record) == ["source_disk"]
 
 
 def test_prefills_cut_in_another_way_fail_the_run(make_record: Make, edit: Edit) -> None:
     def change(sample: Sample) -> Sample:
-        return edit(sample, cached_tokens=64) if sample.phase is Phase.DISK else sample
+        if sample.phase is not Phase.DISK:
+            return sample
+        return replace(edit(sample, cached_tokens=64), hit_tokens={"disk": 64})
 
     record = make_record(change)
-    record.counters[Phase.DISK] = [Counters(400, {"disk": 128})]
     assert failed(record) == ["prefill_cut"]

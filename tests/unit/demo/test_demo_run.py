@@ -8,7 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -16,7 +16,7 @@ import pytest
 from tierkv.cli.app import run as run_cli
 from tierkv.demo import run
 from tierkv.demo.paths import DemoError
-from tierkv.demo.phases import Demo, Record
+from tierkv.demo.phases import Demo, Record, Sample
 from tierkv.demo.plan import FULL, QUICK, large_space, small_space, write_config
 from tierkv.demo.run import Options, run_demo
 
@@ -109,11 +109,11 @@ class Kept:
 
     url = "http://127.0.0.1:1234"
     log = Path("some.log")
+    pid = 4321
     fate = "running"
 
-    def keep(self) -> int:
+    def keep(self) -> None:
         self.fate = "kept"
-        return 4321
 
     def stop(self, timeout_s: float) -> bool:
         self.fate = "stopped"
@@ -130,7 +130,7 @@ def test_a_kept_server_is_introduced(
     assert server.fate == "kept"
     assert "curl http://127.0.0.1:1234/v1/completions" in told
     assert "curl -s http://127.0.0.1:1234/metrics | grep" in told
-    assert "kill -- -4321" in told
+    assert "kill -- -4321; rm -r" in told
     assert (cache / "demo" / "kept.pid").read_text() == "4321"
 
 
@@ -145,9 +145,12 @@ def test_a_server_is_not_kept_when_the_result_cannot_be_written(
 
 
 def test_the_command_fails_when_an_answer_differs(
-    measured: Path, record: Record, capsys: pytest.CaptureFixture[str]
+    measured: Path,
+    record: Record,
+    edit: Callable[..., Sample],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    record.samples.pop()
+    record.samples.append(edit(record.samples.pop(), token_ids=(0,)))
     assert run_cli(["demo", "--model", str(measured)]) == 1
     printed = capsys.readouterr()
     assert "FAILED" in printed.out
