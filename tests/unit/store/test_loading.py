@@ -147,9 +147,11 @@ def test_a_read_that_hangs_keeps_its_slot_and_one_that_waits_gives_it_back(
     assert ticket.rest == "late"
     assert rig.index.filling == 1  # the tier may still write into that one
     assert rig.counted("tierkv_errors_total", tier="disk", kind="timeout") == 3
-    rig.end_calls()
+    rig.end_calls(EIO)
     assert rig.index.filling == 0
+    # What ran out of time has been counted, whatever it says in the end.
     assert rig.counted("tierkv_errors_total", tier="disk", kind="timeout") == 3
+    assert rig.counted("tierkv_errors_total", tier="disk", kind="eio") == 0
     ticket.release()
 
 
@@ -286,6 +288,49 @@ def test_after_failures_in_a_row_the_tier_is_unavailable_until_a_probe_succeeds(
         ticket.release()
 
 
+def open_breaker(rig: Rig) -> None:
+    """By one failed read; then wait until a probe is due."""
+    rig.disk.script.load = EIO
+    rig.disk.promised.update(chunk.key for chunk in chain(1, "bad"))
+    assert rig.load(chain(1, "bad")).rest == "failed"
+    rig.disk.script.load = None
+    assert not rig.lower.breaker.would_allow()
+    rig.clock.now += 5
+    assert rig.lower.breaker.would_allow()
+
+
+@pytest.mark.parametrize("how", ["read", "write"])
+def test_a_probe_that_is_thrown_away_before_it_ran_is_made_later(
+    make_rig: MakeRig, how: str
+) -> None:
+    rig, chunks = make_rig(tiers={"disk": {"breaker_failures": 1, "probe_after": 5.0}}), chain(2)
+    open_breaker(rig)
+    if how == "read":
+        rig.disk.give(*chunks)
+        rig.store.prefetch(chunks)
+    else:
+        rig.saved(chunks)
+    assert rig.lower.breaker.state is State.HALF_OPEN
+    rig.store.reset()
+    assert rig.lower.breaker.would_allow()
+
+
+def test_a_probe_for_which_there_is_no_slot_is_made_later(make_rig: MakeRig) -> None:
+    options = {"breaker_failures": 1, "probe_after": 5.0}
+    rig, chunks = make_rig(slots=4, tiers={"disk": options}), chain(2)
+    open_breaker(rig)
+    holder = chain(4, "b")
+    given = rig.store.save(holder)  # takes every slot
+    rig.disk.give(*chunks)
+    ticket = rig.store.load(chunks)
+    assert not ticket.poll()
+    assert rig.lower.breaker.would_allow()
+    rig.store.abandon([slot for _, slot in given], 0)
+    rig.settled(ticket)
+    assert ticket.ready >= 1
+    ticket.release()
+
+
 def test_checksum_failures_do_not_shut_a_tier_out(make_rig: MakeRig) -> None:
     rig, chunks = make_rig(tiers={"disk": {"breaker_failures": 1}}, slots=32), chain(20)
     rig.disk.give(*chunks)
@@ -314,7 +359,9 @@ def test_a_hit_that_is_slower_than_recomputing_is_skipped(make_rig: MakeRig) -> 
     ticket = rig.store.load(chunks[6:])
     assert ticket.poll()
     assert (ticket.ready, ticket.rest) == (2, "skipped")  # what is in DRAM costs nothing
-    rig.store.prefetch(chunks[8:])
+    for _ in range(100):  # nor is it read ahead
+        rig.store.prefetch(chunks[8:])
+    rig.pump()
     assert rig.disk.count("load") == 8
     ticket.release()
 
