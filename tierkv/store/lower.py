@@ -1,10 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """One tier below DRAM as the Store sees it: may it be asked, what is under way, what went wrong.
 
-Forgetting (`invalidate`, `reset`) must outlast what is under way: the keys are misses from the
-call on, and the tier is told while no save runs. Otherwise a save that began before could bring
-back what was to be forgotten.
-
 Threads and ownership. Owned by the Store's scheduler thread; no lock. The coroutines run on
 the I/O loop and touch only the tier, the pool's memory and their job.
 """
@@ -19,9 +15,11 @@ from tierkv.config.models import LowerTierConfig
 from tierkv.errors import ErrorKind
 from tierkv.keys import Chunk
 from tierkv.store.breaker import Breaker, State
+from tierkv.store.complaints import Complaints
 from tierkv.store.context import Context
 from tierkv.store.cost import CostModel
 from tierkv.store.dram import Dram
+from tierkv.store.forgetting import Forgetting
 from tierkv.store.io_loop import IoLoop, Lane
 from tierkv.store.jobs import Errand, Fate, Job, Read
 from tierkv.store.negative import NegativeTable
@@ -30,12 +28,8 @@ from tierkv.tiers.base import Outcome, Presence, Result, Tier, Usage
 
 logger = logging.getLogger(__name__)
 
-MAX_FORGET = 65536
-"""Keys that may wait to be forgotten; beyond it the tier is told to forget everything."""
 MAX_TOUCHES = 16
 """Touches under way; further ones are dropped: they only concern the order of eviction."""
-LOG_EVERY = 10.0
-"""Seconds between two log lines about the same kind of failure."""
 MAX_PROBES = 64
 """Probes under way; with that many nothing more is asked that needs one."""
 DEFAULT_READS = 8
@@ -81,6 +75,7 @@ class LowerTier:
         self._cost = cost
         self._clock = context.clock
         self._counters = context.counters
+        self._complain = Complaints(self.name, context.clock, context.counters)
         limit = getattr(config, "io_threads", getattr(config, "max_connections", DEFAULT_READS))
         who = f"tier {self.name}"
         self._read_lane = Lane(io, self._load, limit, context.clock, who)
@@ -98,12 +93,15 @@ class LowerTier:
             self._holds,
             self._written,
         )
-        self._to_forget: dict[bytes, None] = {}
-        self._to_clear = False
-        self._evicting: dict[bytes, None] = {}
-        self._clearing = False
-        self._forgets_any = False  # any of the four
-        self._forget_again_at: float | None = None
+        self._forgetting = Forgetting(
+            tier,
+            io,
+            self._write_lane,
+            context.clock,
+            config.probe_after,
+            self._complain,
+            self._negative.clear,
+        )
         self._touches = 0
         self._probes: list[Errand] = []
         bind = context.counters.bind
@@ -117,20 +115,15 @@ class LowerTier:
             reason: bind("tierkv_moves_total", source=self.name, target=dram.name, reason=reason)
             for reason in ("load", "prefetch")
         }
-        self._logged: dict[str, float] = {}
 
     # -- asking ----------------------------------------------------------------------------------
 
     def where(self, key: bytes) -> Where:
         """Whether the key can be read from here now. Hot path; no I/O, no side effect."""
-        try:
-            presence = self.tier.lookup(key)
-        except Exception as error:
-            self._complain("lookup", ErrorKind.WORKER, error)
-            return Where.MISS
+        presence = self._presence(key)
         if presence is Presence.MISS or self._negative.blocked(key):
             return Where.MISS
-        if self._forgets_any and self._forgets(key):
+        if self._forgetting.any and self._forgetting.covers(key):
             return Where.MISS
         if not self.breaker.would_allow() or not self._io.alive:
             return Where.UNAVAILABLE
@@ -138,19 +131,16 @@ class LowerTier:
             return Where.HIT
         return Where.UNKNOWN if len(self._probes) < MAX_PROBES else Where.UNAVAILABLE
 
-    def _forgets(self, key: bytes) -> bool:
-        """Whether the tier is being told to forget the key, or will be."""
-        return self._to_clear or self._clearing or key in self._to_forget or key in self._evicting
+    def _presence(self, key: bytes) -> Presence:
+        try:
+            return self.tier.lookup(key)
+        except Exception as error:
+            self._complain("lookup", ErrorKind.WORKER, error)
+            return Presence.MISS
 
     def _holds(self, key: bytes) -> bool:
         """Whether a write would be superfluous."""
-        if self._forgets(key):
-            return False
-        try:
-            return self.tier.lookup(key) is Presence.HIT
-        except Exception as error:
-            self._complain("lookup", ErrorKind.WORKER, error)
-            return True
+        return not self._forgetting.covers(key) and self._presence(key) is Presence.HIT
 
     def usage(self) -> Usage:
         try:
@@ -223,52 +213,13 @@ class LowerTier:
     def forget(self, keys: Sequence[bytes]) -> None:
         """Have the tier forget these; from now on they are misses."""
         self.writer.forget(keys)
-        self._to_forget.update(dict.fromkeys(keys))
-        if len(self._to_forget) > MAX_FORGET:
-            self._to_forget.clear()
-            self._to_clear = True
-        self._forget_next()
+        self._forgetting.keys(keys)
 
     def forget_all(self) -> None:
         """Have the tier forget everything, and throw away what waits."""
         self.writer.drop_waiting("reset")
         self._drop_waiting_reads()
-        self._to_clear = True
-        self._forget_next()
-
-    def _forget_next(self) -> None:
-        """One errand at a time; what comes up meanwhile goes with the next one."""
-        if not self._clearing and not self._evicting:
-            if self._to_clear:
-                self._clearing, self._to_clear = True, False
-                self._to_forget.clear()
-                self._forget_in_tier(None)
-            elif self._to_forget:
-                self._evicting, self._to_forget = self._to_forget, {}
-                self._forget_in_tier(tuple(self._evicting))
-        self._forgets_any = bool(
-            self._to_clear or self._clearing or self._to_forget or self._evicting
-        )
-
-    def _forget_in_tier(self, keys: Sequence[bytes] | None) -> None:
-        async def tell() -> None:
-            await (self.tier.clear() if keys is None else self.tier.evict(keys))
-
-        self._io.errand(Errand(keys, self._forgot), lambda: self._write_lane.alone(tell))
-
-    def _forgot(self, errand: Errand) -> None:
-        if not errand.ok:
-            # Not done, so not to be believed: these stay misses, and it is told again later.
-            self._complain("forgetting", ErrorKind.WORKER, errand.error)
-            self._to_clear |= self._clearing
-            self._to_forget.update(self._evicting)
-            self._forget_again_at = self._clock() + self.config.probe_after
-        elif self._clearing:
-            self._negative.clear()
-        self._clearing = False
-        self._evicting = {}
-        if errand.ok:
-            self._forget_next()
+        self._forgetting.everything()
 
     def _drop_waiting_reads(self) -> None:
         while self._read_lane.queue:
@@ -319,7 +270,7 @@ class LowerTier:
         if not errand.ok:
             self._complain("probe", ErrorKind.WORKER, errand.error)
             self._tell_breaker_failure(errand.permit, ErrorKind.WORKER)
-        elif errand.keys and self.tier.lookup(errand.keys[0]) is Presence.UNKNOWN:
+        elif errand.keys and self._presence(errand.keys[0]) is Presence.UNKNOWN:
             # By the contract of `Tier.probe`, this is how it says that it failed.
             self._complain("probe", ErrorKind.TIMEOUT)
             self._tell_breaker_failure(errand.permit, ErrorKind.TIMEOUT)
@@ -348,9 +299,7 @@ class LowerTier:
             self._complain("probe", ErrorKind.TIMEOUT)
             self._tell_breaker_failure(errand.permit, ErrorKind.TIMEOUT)
         self.writer.check_deadlines(now)
-        if self._forget_again_at is not None and now >= self._forget_again_at:
-            self._forget_again_at = None
-            self._forget_next()
+        self._forgetting.check(now)
         if self.breaker.state is State.OPEN:
             self.writer.drop_waiting("unavailable")
 
@@ -404,19 +353,4 @@ class LowerTier:
                 self.name,
                 kind.value,
                 self.config.probe_after,
-            )
-
-    def _complain(self, what: str, kind: ErrorKind, error: BaseException | None = None) -> None:
-        """Count a failure, and say so unless the same was said a moment ago."""
-        self._counters.add("tierkv_errors_total", tier=self.name, kind=kind.value)
-        now = self._clock()
-        last = self._logged.get(kind.value)
-        if last is None or now - last >= LOG_EVERY:
-            self._logged[kind.value] = now
-            logger.warning(
-                "tier %s: %s failed (%s); what it held is recomputed",
-                self.name,
-                what,
-                kind.value,
-                exc_info=error,
             )
