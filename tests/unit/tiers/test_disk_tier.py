@@ -28,7 +28,7 @@ from tests.unit.tiers.disk_kit import (
     table,
     value,
 )
-from tierkv.errors import ErrorKind
+from tierkv.errors import ErrorKind, TierError
 from tierkv.testing.samples import joined, make_parts, make_payload
 from tierkv.tiers.base import Outcome, Presence, Result
 from tierkv.tiers.disk import tier as tier_module
@@ -522,6 +522,26 @@ def test_lz4_moves_fewer_bytes_and_reads_what_raw_wrote(tmp_path: Path) -> None:
             assert await tier.load(chunk, back) == Result(Outcome.DONE, nbytes=size)
             assert joined(back) == joined(parts)
         assert (await tier.load(CHUNKS[2], make_parts(LAYOUT))).nbytes == SLOT_BYTES
+        await tier.close()
+
+    run(test)
+
+
+def test_an_index_that_does_not_fit_the_memory_leaves_nothing_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def too_much(*_: Any) -> Any:
+        raise MemoryError
+
+    config = make_config(tmp_path)
+
+    async def test() -> None:
+        with monkeypatch.context() as patch:
+            tier = tier_module.DiskTier(config)
+            patch.setattr(tier_module, "make_policy", too_much)
+            with pytest.raises(TierError, match="no memory for an index of 40 chunks; lower"):
+                await tier.open(b"disk-test-space!", LAYOUT)
+        tier, _ = await opened(config)
         await tier.close()
 
     run(test)

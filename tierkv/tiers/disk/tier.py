@@ -14,20 +14,18 @@ by `open` and ended by `close`; it gets values and memory, and changes none of t
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
 import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
-import numpy as np
-
-from tierkv.errors import ErrorKind, FormatError, GeometryError
+from tierkv.errors import ErrorKind, TierError
 from tierkv.keys import Chunk
 from tierkv.pages.layout import SlotLayout
 from tierkv.policies import make_policy
 from tierkv.tiers.base import Outcome, Presence, Result, Tier, TierReport, Usage
-from tierkv.tiers.disk.io import EndOfFileError, error_kind
+from tierkv.tiers.disk.facts import SlotFacts
+from tierkv.tiers.disk.failures import Failures, is_loss
 from tierkv.tiers.disk.recover import Recovery
 from tierkv.tiers.disk.threads import Threads
 from tierkv.tiers.disk.volume import Volume
@@ -44,9 +42,6 @@ USED_EVERY = 60.0
 
 FLOOR_EVERY = 1.0
 """Seconds between two looks at the free space of the file system, while chunks are saved."""
-
-LOG_EVERY = 10.0
-"""Seconds between two log lines about the same kind of failure."""
 
 CLOSE_TIMEOUT = 10.0
 """Seconds that `close` waits for calls that hang in the kernel."""
@@ -104,7 +99,7 @@ class DiskTier(Tier):
         self._saving: dict[bytes, asyncio.Future[Result]] = {}
         self._write_pause = Pause(clock)
         self._growth_pause = Pause(clock)
-        self._logged: dict[ErrorKind, float] = {}
+        self._failures = Failures(config.name, clock)
 
     # -- life ------------------------------------------------------------------------------------
 
@@ -118,10 +113,18 @@ class DiskTier(Tier):
         except BaseException:
             self._threads.shutdown()
             raise
+        try:
+            self._adopt(found)
+        except MemoryError:
+            self._volume.close(b"")
+            self._threads.shutdown()
+            raise TierError(
+                f"no memory for an index of {self._volume.most_slots} chunks; lower capacity",
+                tier=self.name,
+            ) from None
         self._moving = asyncio.Lock()
         self._used_written = self._floor_seen = self._clock()
         self._slot_bytes = self._volume.slot_bytes
-        self._adopt(found)
         self._is_open = True
         return TierReport(
             recovered_chunks=len(self._index),
@@ -136,23 +139,7 @@ class DiskTier(Tier):
         index.set_limit(found.slots)
         for entry, _ in found.entries:
             index.adopt(entry.key, entry.slot)
-        # By slot. Zeroed memory that is not touched takes no room.
-        self._sequences = np.zeros(capacity, np.uint64)  # 0: the entry on disk is surely empty
-        self._stored = np.zeros(capacity, np.uint64)
-        self._codecs = np.zeros(capacity, np.uint16)
-        self._used = np.zeros(capacity, np.uint64)
-        slots = [entry.slot for entry, _ in found.entries]
-        self._sequences[slots] = [entry.sequence for entry, _ in found.entries]
-        self._stored[slots] = [entry.stored_bytes for entry, _ in found.entries]
-        self._codecs[slots] = [entry.codec_id for entry, _ in found.entries]
-        self._used[slots] = [used_ns for _, used_ns in found.entries]
-        # Slots that are not READY though their entry on disk may be intact.
-        self._stale = set(found.stale)
-        self._sequences[found.stale] = 1
-        # From the clock, because entries with higher numbers may have been lost with the power,
-        # while the records they were about are still there.
-        self._next_sequence = max(int(self._sequences.max(initial=0)) + 1, self._wall_ns())
-        self._last_stamp = int(self._used.max(initial=0))
+        self._facts = SlotFacts(capacity, found, self._wall_ns)
         self._index = index
 
     async def close(self) -> None:
@@ -167,7 +154,7 @@ class DiskTier(Tier):
                 self._threads.shutdown()
                 return
         try:
-            await self._threads.call(self._volume.close, self._stamps())
+            await self._threads.call(self._volume.close, self._facts.stamps(self._index.limit))
         finally:
             self._threads.shutdown()
 
@@ -187,11 +174,12 @@ class DiskTier(Tier):
             slot = self._index.get(key)
             if slot is not None:
                 self._index.touch(slot)
-                self._used[slot] = self._stamp()
+                self._facts.used(slot)
         now = self._clock()
         if self._is_open and now - self._used_written >= USED_EVERY:
             self._used_written = now
-            await self._threads.call(self._volume.write_used, self._stamps())
+            stamps = self._facts.stamps(self._index.limit)
+            await self._threads.call(self._volume.write_used, stamps)
 
     # -- loading ---------------------------------------------------------------------------------
 
@@ -203,18 +191,12 @@ class DiskTier(Tier):
         self._index.lease(slot)
         try:
             nbytes = await self._threads.call(
-                self._volume.read,
-                slot,
-                int(self._sequences[slot]),
-                int(self._codecs[slot]),
-                int(self._stored[slot]),
-                chunk,
-                _as_bytes(parts),
+                self._volume.read, slot, self._facts.stored(slot), chunk, _as_bytes(parts)
             )
         except Exception as error:
-            if _is_loss(error):
+            if is_loss(error):
                 await self._forget(slot, chunk.key)
-            return Result(Outcome.FAILED, self._report("load", error))
+            return Result(Outcome.FAILED, self._failures.report("load", error))
         finally:
             self._index.release(slot)
         return Result(Outcome.DONE, nbytes=nbytes)
@@ -245,7 +227,7 @@ class DiskTier(Tier):
         try:
             result = await self._save(chunk, _as_bytes(parts))
         except Exception as error:
-            kind = self._report("save", error)
+            kind = self._failures.report("save", error)
             if kind is ErrorKind.ENOSPC:
                 self._write_pause.begin()
                 result = Result(Outcome.REFUSED, kind)
@@ -264,10 +246,7 @@ class DiskTier(Tier):
         if slot is None:
             # Without a single slot it is the disk that is full; else all are in use just now.
             return Result(Outcome.REFUSED, None if index.limit else ErrorKind.ENOSPC)
-        was_held = bool(self._sequences[slot])
-        sequence, self._next_sequence = self._next_sequence, self._next_sequence + 1
-        self._sequences[slot] = sequence
-        self._stale.add(slot)
+        sequence, was_held = self._facts.begin(slot)
         try:
             codec_id, stored_bytes = await self._threads.call(
                 self._volume.write, slot, sequence, chunk, parts, clear_first=was_held
@@ -275,11 +254,9 @@ class DiskTier(Tier):
         except BaseException:
             index.abandon(slot)
             raise
-        self._stored[slot] = stored_bytes
-        self._codecs[slot] = codec_id
-        self._used[slot] = self._stamp()
+        self._facts.written(slot, codec_id, stored_bytes)
         if index.publish(slot):
-            self._stale.discard(slot)
+            self._facts.published(slot)
         self._write_pause.reset()
         return Result(Outcome.DONE, nbytes=self._volume.header_bytes + stored_bytes)
 
@@ -310,10 +287,9 @@ class DiskTier(Tier):
             cut = range(limit, self._index.limit)
             if cut:
                 self._index.set_limit(limit)
-                self._stale.update(cut)
+                self._facts.stale.update(cut)
                 await self._threads.call(self._volume.space.cut, limit)
-                self._sequences[limit : cut.stop] = 0
-                self._stale.difference_update(cut)
+                self._facts.cleared(cut)
 
     def _empty_end(self, count: int) -> int:
         """Forget up to `count` slots at the slab's end, as far as none is in use; the new end."""
@@ -343,7 +319,7 @@ class DiskTier(Tier):
             await self._end_of_saves(keys)
             async with self._moving:
                 # The stale ones may be of these keys, evicted by the policy a moment ago.
-                await self._clear_entries([*held, *self._stale], durable=True)
+                await self._clear_entries([*held, *self._facts.stale], durable=True)
         finally:
             for slot in held:
                 index.release(slot)
@@ -361,10 +337,9 @@ class DiskTier(Tier):
                 try:
                     await self._threads.call(self._volume.clear)
                 except OSError as error:
-                    self._report("clear", error)
+                    self._failures.report("clear", error)
                 else:
-                    self._sequences[:] = 0
-                    self._stale.clear()
+                    self._facts.cleared_all()
         finally:
             self._clearing -= 1
         return held
@@ -378,56 +353,16 @@ class DiskTier(Tier):
         """Clear entries of slots that are not visible. A failure gives the table up."""
         if not slots:
             return
-        self._stale.update(slots)
+        self._facts.stale.update(slots)
         try:
             await self._threads.call(self._volume.clear_entries, slots, durable=durable)
         except OSError as error:
-            self._report("evict", error)
+            self._failures.report("evict", error)
             return
-        for slot in slots:
-            # A stale slot may have been taken meanwhile; its new entry may be gone: forgotten
-            # after a restart, nothing worse.
-            if self._index.state(slot) in (FREE, HIDDEN):
-                self._sequences[slot] = 0
-                self._stale.discard(slot)
-
-    # --------------------------------------------------------------------------------------------
-
-    def _stamp(self) -> int:
-        # Strictly rising, whatever the wall clock does.
-        self._last_stamp = max(self._wall_ns(), self._last_stamp + 1)
-        return self._last_stamp
-
-    def _stamps(self) -> bytes:
-        return self._used[: self._index.limit].astype("<u8").tobytes()
-
-    def _report(self, operation: str, error: Exception) -> ErrorKind:
-        """The kind to count an error under; logs it, but not each of a series."""
-        kind = _kind_of(error)
-        now = self._clock()
-        if now - self._logged.get(kind, float("-inf")) >= LOG_EVERY:
-            self._logged[kind] = now
-            trace = error if kind is ErrorKind.WORKER else None
-            logger.warning("%s: %s failed: %s", self.name, operation, error, exc_info=trace)
-        return kind
+        # A stale slot may have been taken meanwhile; its new entry may be gone: forgotten after a
+        # restart, nothing worse.
+        self._facts.cleared(slot for slot in slots if self._index.state(slot) in (FREE, HIDDEN))
 
 
 def _as_bytes(parts: Sequence[memoryview]) -> list[memoryview]:
     return [part if part.format == "B" and part.ndim == 1 else part.cast("B") for part in parts]
-
-
-def _kind_of(error: Exception) -> ErrorKind:
-    if isinstance(error, FormatError):
-        return error.kind
-    if isinstance(error, EndOfFileError):
-        return ErrorKind.FORMAT
-    if isinstance(error, GeometryError):
-        return ErrorKind.GEOMETRY
-    return error_kind(error) if isinstance(error, OSError) else ErrorKind.WORKER
-
-
-def _is_loss(error: Exception) -> bool:
-    """Whether a failed load means that the chunk is gone, not only out of reach just now."""
-    if isinstance(error, OSError):
-        return error.errno == errno.EIO
-    return isinstance(error, FormatError | EndOfFileError)

@@ -29,6 +29,7 @@ from tierkv.keys import Chunk
 from tierkv.pages.layout import ALIGNMENT, SlotLayout, align_up
 from tierkv.record import RecordFormat, checksum
 from tierkv.tiers.disk.directory import SLAB, TABLE, Directory
+from tierkv.tiers.disk.facts import Stored
 from tierkv.tiers.disk.io import aligned_buffer, is_aligned, read_full, write_full
 from tierkv.tiers.disk.recover import Files, Recovery, open_files, recover
 from tierkv.tiers.disk.space import Space
@@ -130,9 +131,7 @@ class Volume:
     def read(
         self,
         slot: int,
-        sequence: int,
-        codec_id: int,
-        stored_bytes: int,
+        expected: Stored,
         chunk: Chunk,
         parts: Sequence[memoryview],
     ) -> int:
@@ -142,7 +141,7 @@ class Volume:
         and the parts; nothing is copied.
 
         Args:
-            sequence, codec_id, stored_bytes: as the index knows them from `write` or the table.
+            expected: what the record must say, known from `write` or from the table.
 
         Returns:
             Bytes read.
@@ -154,26 +153,22 @@ class Volume:
         """
         self._check_parts(parts)
         header = self._scratch.header
-        in_place = codec_id == _RAW and (self._step == 1 or all(map(is_aligned, parts)))
+        in_place = expected.codec_id == _RAW and (self._step == 1 or all(map(is_aligned, parts)))
         if in_place:
             stored = list(parts)
             buffers = [header, *parts]
         else:
-            body = self._scratch.body[: align_up(stored_bytes)]
-            stored = [body[:stored_bytes]]
+            body = self._scratch.body[: align_up(expected.stored_bytes)]
+            stored = [body[: expected.stored_bytes]]
             buffers = [header, body]
         read_full(self._slab_fd, buffers, self._offset(slot), step=self._step)
         found = self._record.check(header, chunk)
-        if (found.sequence, found.codec_id, found.stored_bytes) != (
-            sequence,
-            codec_id,
-            stored_bytes,
-        ):
+        if (found.sequence, found.codec_id, found.stored_bytes) != expected:
             raise FormatError("an older or later record of this key")
         self._record.check_payload(found, stored)
         if not in_place:
-            codec_by_id(codec_id).decode(stored[0], parts)
-        return len(header) + stored_bytes
+            codec_by_id(expected.codec_id).decode(stored[0], parts)
+        return len(header) + expected.stored_bytes
 
     def write(
         self,
