@@ -291,6 +291,7 @@ class TierContract:
                     block_tokens=layout.chunk_tokens,
                     block_bytes=bytes_a_token * layout.chunk_tokens,
                 ),
+                replace(layout, ranks=1, block_bytes=layout.slot_bytes // layout.blocks_per_chunk),
             ]
             for other in others:
                 assert other.slot_bytes == layout.slot_bytes
