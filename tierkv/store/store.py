@@ -12,13 +12,11 @@ with DRAM.
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import time
 from collections.abc import Sequence
 
 from tierkv.config.models import LowerTierConfig, TierKVConfig
-from tierkv.errors import ConfigError, GeometryError, TierError
+from tierkv.errors import ConfigError, GeometryError
 from tierkv.keys import Chunk, Namespace
 from tierkv.pages.layout import SlotLayout
 from tierkv.pages.pool import DramPool
@@ -26,6 +24,7 @@ from tierkv.store.context import Context
 from tierkv.store.cost import CostModel
 from tierkv.store.dram import Dram
 from tierkv.store.io_loop import IoLoop
+from tierkv.store.life import close_tiers, drain, open_tiers
 from tierkv.store.lower import LowerTier
 from tierkv.store.report import StoreReport, TierSummary
 from tierkv.store.runs import MAX_READS, Decisions, Runs
@@ -109,31 +108,15 @@ class Store:
         if self.config.lower:
             self._io = self.context.make_io()
             self._io.start()
-            answers = self._io.run(self._open_tiers(namespace, layout))
-            for config, answer in zip(self.config.lower, answers, strict=True):
+            lower = self.config.lower
+            answers = open_tiers(self._io, lower, namespace.digest, layout, self.context)
+            for config, answer in zip(lower, answers, strict=True):
                 if isinstance(answer, str):
                     disabled[config.name] = answer
                     logger.error("tier %s is left out: %s", config.name, answer)
                 else:
                     tiers[config.name] = self._add_tier(config, *answer)
         return StoreReport(namespace.digest.hex(), layout, tiers, disabled)
-
-    async def _open_tiers(
-        self, namespace: Namespace, layout: SlotLayout
-    ) -> list[tuple[Tier, TierReport] | str]:
-        """All at once; each one's report, or the reason why not. Loop thread."""
-
-        async def open_one(config: LowerTierConfig) -> tuple[Tier, TierReport] | str:
-            try:
-                tier = self.context.make_tier(config)
-                return tier, await tier.open(namespace.digest, layout)
-            except (TierError, ConfigError) as error:
-                return str(error)
-            except Exception as error:
-                logger.exception("opening tier %s raised", config.name)
-                return f"{config.name}: {type(error).__name__}: {error}; this is a bug of the tier"
-
-        return list(await asyncio.gather(*map(open_one, self.config.lower)))
 
     def _add_tier(self, config: LowerTierConfig, tier: Tier, found: TierReport) -> TierSummary:
         assert self._io is not None
@@ -160,8 +143,11 @@ class Store:
         if not self._open:
             return
         self._open = False
+        lowers = list(self._lowers)
+        self._lowers.clear()  # nothing new from here on
         if self._io is not None:
-            self._close_tiers(self._io, timeout)
+            close_tiers(self._io, lowers, timeout)
+        self._apply_done()
         self._dram.forget_all()
         self.pool.close()
 
@@ -170,40 +156,9 @@ class Store:
 
         Blocks: for shutdown, tests and tools.
         """
-        drained = self._io is None or self._drain(self._io, self._lowers, timeout)
+        drained = self._io is None or drain(self._io, self._lowers, timeout)
         self._apply_done()
         return drained
-
-    @staticmethod
-    def _drain(io: IoLoop, lowers: Sequence[LowerTier], timeout: float) -> bool:
-        async def drain() -> None:
-            await asyncio.gather(*(lower.drained() for lower in lowers))
-
-        try:
-            io.run(drain(), timeout)
-        except (TimeoutError, RuntimeError):
-            return False
-        return True
-
-    def _close_tiers(self, io: IoLoop, timeout: float) -> None:
-        end = time.monotonic() + timeout
-        lowers = list(self._lowers)
-        self._lowers.clear()  # nothing new from here on
-
-        async def close_tiers() -> None:
-            await asyncio.gather(*(lower.tier.close() for lower in lowers), return_exceptions=True)
-
-        if not self._drain(io, lowers, timeout):
-            logger.warning("not everything was written within %g s; the rest is dropped", timeout)
-        for lower in lowers:
-            lower.writer.drop_waiting("shutdown")
-        try:
-            io.run(close_tiers(), max(1.0, end - time.monotonic()))
-        except (TimeoutError, RuntimeError):
-            logger.warning("a tier does not close; it is left behind")
-        if not io.stop(1.0):
-            logger.warning("the I/O loop does not end; it is left behind")
-        self._apply_done()
 
     # -- loading ---------------------------------------------------------------------------------
 

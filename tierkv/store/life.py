@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Opening, draining and closing the tiers below DRAM: the Store's only blocking calls.
+
+Threads and ownership. Called on the Store's scheduler thread, which waits; the coroutines run on
+the I/O loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+
+from tierkv.config.models import LowerTierConfig
+from tierkv.errors import ConfigError, TierError
+from tierkv.pages.layout import SlotLayout
+from tierkv.store.context import Context
+from tierkv.store.io_loop import IoLoop
+from tierkv.store.lower import LowerTier
+from tierkv.tiers.base import Tier, TierReport
+
+logger = logging.getLogger(__name__)
+
+LEAST_CLOSE_SECONDS = 1.0
+"""A tier gets at least this long to close, whatever writing took: it may have an index to write."""
+
+
+def open_tiers(
+    io: IoLoop,
+    configs: Sequence[LowerTierConfig],
+    namespace: bytes,
+    layout: SlotLayout,
+    context: Context,
+) -> list[tuple[Tier, TierReport] | str]:
+    """Open all at once; for each the tier and what it found, or the reason why not."""
+
+    async def open_one(config: LowerTierConfig) -> tuple[Tier, TierReport] | str:
+        try:
+            tier = context.make_tier(config)
+            return tier, await tier.open(namespace, layout)
+        except (TierError, ConfigError) as error:
+            return str(error)
+        except Exception as error:
+            logger.exception("opening tier %s raised", config.name)
+            return f"{config.name}: {type(error).__name__}: {error}; this is a bug of the tier"
+
+    async def open_all() -> list[tuple[Tier, TierReport] | str]:
+        return list(await asyncio.gather(*map(open_one, configs)))
+
+    return io.run(open_all())
+
+
+def drain(io: IoLoop, lowers: Sequence[LowerTier], timeout: float) -> bool:
+    """Wait until everything queued is written and forgotten; False if `timeout` did not do."""
+
+    async def drain_all() -> None:
+        await asyncio.gather(*(lower.drained() for lower in lowers))
+
+    try:
+        io.run(drain_all(), timeout)
+    except (TimeoutError, RuntimeError):
+        return False
+    return True
+
+
+def close_tiers(io: IoLoop, lowers: Sequence[LowerTier], timeout: float) -> None:
+    """Drain for up to `timeout` seconds, drop the rest, close the tiers, end the loop."""
+
+    async def close_all() -> None:
+        await asyncio.gather(*(lower.tier.close() for lower in lowers), return_exceptions=True)
+
+    end = time.monotonic() + timeout
+    if not drain(io, lowers, timeout):
+        logger.warning("not everything was written within %g s; the rest is dropped", timeout)
+    for lower in lowers:
+        lower.writer.drop_waiting("shutdown")
+    try:
+        io.run(close_all(), max(LEAST_CLOSE_SECONDS, end - time.monotonic()))
+    except (TimeoutError, RuntimeError):
+        logger.warning("a tier does not close; it is left behind")
+    if not io.stop(LEAST_CLOSE_SECONDS):
+        logger.warning("the I/O loop does not end; it is left behind")
