@@ -60,7 +60,7 @@ class Bench:
             views = list(self.storage.view(self.blocks, LAYERS, page_bytes).transpose(0, 1))
         table = PageTable.from_layers(views)
         slot = SlotLayout(chunk_blocks * BLOCK_TOKENS, BLOCK_TOKENS, table.block_bytes)
-        self.pool = DramPool(slot, chunks * slot.slot_bytes)
+        self.pool = DramPool.create(slot, chunks * slot.slot_bytes)
         self.region = PoolRegion.attach(self.pool.handles[0])
         self.mover = CpuMover(table, self.region)
 

@@ -33,6 +33,7 @@ import numpy as np
 import torch
 from torch import cuda
 
+from tierkv.errors import TierError
 from tierkv.pages.geometry import PageTable
 from tierkv.pages.kernels import DevicePages
 from tierkv.pages.mover import Direction, Finished, Ops, PageMover, runs_of
@@ -65,7 +66,7 @@ class CudaMover(PageMover):
 
     Raises:
         GeometryError: see `PageMover`.
-        torch.OutOfMemoryError: no room for the staging buffers.
+        TierError: no room on the device for the staging buffers.
     """
 
     def __init__(self, table: PageTable, region: PoolRegion) -> None:
@@ -73,9 +74,17 @@ class CudaMover(PageMover):
         self._device = table.device
         self._pool = torch.from_numpy(region.array)
         with cuda.device(self._device):
-            pages = DevicePages(table) if table.min_run_bytes < DIRECT_BYTES else None
-            self._save = _Lane("d2h", table, self._pool, pages)
-            self._load = _Lane("h2d", table, self._pool, pages)
+            try:
+                pages = DevicePages(table) if table.min_run_bytes < DIRECT_BYTES else None
+                self._save = _Lane("d2h", table, self._pool, pages)
+                self._load = _Lane("h2d", table, self._pool, pages)
+            except torch.OutOfMemoryError as error:
+                raise TierError(
+                    f"device {self._device} has no memory left for two staging buffers of up to "
+                    f"{max(STAGING_BYTES, table.block_bytes)} bytes; let the engine take less of "
+                    "it (vLLM: lower gpu_memory_utilization)",
+                    tier="dram",
+                ) from error
             self._is_pinned = _pin(self._pool, self._device)
         if not self._is_pinned:
             note = (
@@ -96,10 +105,13 @@ class CudaMover(PageMover):
 
     def fence(self, job_ids: Iterable[int]) -> None:
         wanted = set(job_ids)
-        compute = cuda.current_stream(self._device)
         for job in self._save.pending:
             if job.job_id in wanted:
-                compute.wait_event(job.end)
+                try:
+                    cuda.current_stream(self._device).wait_event(job.end)
+                except Exception as error:  # the device is in an error state
+                    job.ok = False
+                    self._failed(job.job_id, self._save.direction, error)
 
     def close(self) -> None:
         if not len(self._pool):
@@ -198,7 +210,7 @@ class _Lane:
             self.stream.synchronize()
         except RuntimeError as error:  # the device is in an error state: nothing runs any more
             _logger.debug("%s stream: %s", self.direction, error)
-        self._pool = self._pool[:0]
+        self._pool = torch.empty((0, 0), dtype=torch.uint8)
         self._staging = torch.empty(0, dtype=torch.uint8)
 
     def _copy_direct(self, ops: Ops) -> None:

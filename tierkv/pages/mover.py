@@ -100,7 +100,8 @@ class PageMover(ABC):
         """Let later work on the engine's compute stream come after these saves.
 
         Call it before blocks that are being saved are written again. Ids that are unknown or over
-        are ignored. Does not block the calling thread.
+        are ignored. Does not block the calling thread. Never raises: a save that cannot be waited
+        for may read what is written over it, so it fails.
         """
 
     @abstractmethod
@@ -134,7 +135,7 @@ def make_mover(table: PageTable, region: PoolRegion) -> PageMover:
     """The mover for the device that holds the engine's pages.
 
     Raises:
-        GeometryError, torch.OutOfMemoryError: see the movers.
+        GeometryError, TierError: see the movers.
         UnsupportedError: there is none for this device.
     """
     device = table.device.type

@@ -1,17 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The DRAM tier's memory: equal slots in memfds, mapped by the Store and by the workers.
+"""The DRAM tier's memory: for each rank a memfd that holds its part of every slot.
 
-    region of rank r = its part of slot 0 | of slot 1 | ...      `part_stride` bytes each
+    region of rank r = rank r's part of slot 0 | of slot 1 | ...      `part_stride` bytes each
 
-A worker maps (and on CUDA pins) its own region only; the Store maps all of them. Either side may
-make the memory, the other attaches by a `RegionHandle`: in vLLM only workers can tell the scheduler
-something before the first step, so there each worker makes its region and the Store attaches.
+A worker makes its own region before the engine serves (on CUDA it pins it, which takes seconds),
+and the Store maps the regions of all ranks. A memfd needs no room in /dev/shm, is nobody else's to
+open, and is gone with its last holder, whatever ended it. Its size is sealed: were it cut short by
+anyone, every holder would die of SIGBUS on the next access.
 
-A memfd needs no room in /dev/shm, is nobody else's to open, and is gone with its last holder,
-whatever ended it. Its size is sealed: were it cut short by anyone, every holder would die of SIGBUS
-on the next access. Memory is taken from the machine page by page when first touched, not when a
-region is made. Who reads or writes which slot, and when, is the callers' business: nothing here
-locks.
+Memory is taken from the machine page by page when first touched, not when a region is made. Who
+reads or writes which slot, and when, is the caller's business: nothing here locks.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ import fcntl
 import mmap
 import os
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,173 +36,119 @@ _MADV_POPULATE_WRITE = 23
 
 @dataclass(frozen=True, slots=True)
 class RegionHandle:
-    """What another process needs to map one rank's region. Plain values: pickle, pack or log it.
+    """What another process needs to map a region. Plain values: may be pickled, packed or logged.
 
     Attributes:
         path: the maker's descriptor, "/proc/<pid>/fd/<n>".
-        size_bytes: of the whole memfd, to recognise it by.
-        offset_bytes: where the region starts in it.
-        slots: chunks that the pool holds.
-        layout: sizes of a slot, all ranks.
+        slots: chunks that it holds a part of.
+        layout: sizes of a slot.
     """
 
     path: str
-    size_bytes: int
-    offset_bytes: int
     slots: int
     layout: SlotLayout
 
     @property
-    def region_bytes(self) -> int:
+    def size_bytes(self) -> int:
         return self.slots * self.layout.part_stride
 
 
-class DramPool:
-    """The Store's side: every rank's part of every slot.
-
-    Args:
-        layout: sizes of a slot.
-        capacity_bytes: of all ranks together; what is left over after whole slots is not taken.
+class PoolRegion:
+    """One rank's part of every slot, mapped into this process.
 
     Attributes:
-        layout: as given.
+        array: uint8 [slots, part_stride], writable, shared with whoever maps the same region; empty
+            after `close`.
+        handle: for others to map it, while its maker lives and holds it.
+        layout: sizes of a slot.
         slots: how many there are.
-        handles: by rank, for workers to attach to.
 
-    Raises:
-        GeometryError: the capacity holds no slot.
-        TierError: the system gives no memfd or no address space of that size.
-
-    Thread: `parts` any; the others the owner's.
+    Thread: the owner's; in a worker its model thread.
     """
 
-    layout: SlotLayout
-    slots: int
-    handles: tuple[RegionHandle, ...]
-
-    def __init__(self, layout: SlotLayout, capacity_bytes: int) -> None:
-        slots = _slots_in(layout, capacity_bytes)
-        fd, mapping = _make(slots * layout.slot_bytes)
-        first = _handle(fd, slots * layout.slot_bytes, slots, layout)
-        step = first.region_bytes
-        self.handles = tuple(
-            RegionHandle(first.path, first.size_bytes, rank * step, slots, layout)
-            for rank in range(layout.ranks)
-        )
-        views = [memoryview(mapping)[h.offset_bytes : h.offset_bytes + step] for h in self.handles]
-        self._hold(fd, [mapping], views)
-
-    @classmethod
-    def attach(cls, handles: Sequence[RegionHandle]) -> DramPool:
-        """A pool over regions that workers made.
+    def __init__(self, handle: RegionHandle, mapping: mmap.mmap, fd: int = -1) -> None:
+        """Use `create` or `attach`.
 
         Args:
-            handles: by rank.
-
-        Raises:
-            GeometryError: they do not make up one pool, or are not what they say.
-            TierError: one cannot be opened or mapped.
+            handle: describes the region.
+            mapping: all of it.
+            fd: what the handle's path leads to, if that is this process's; closed with the region.
         """
-        if not handles or len(handles) != handles[0].layout.ranks:
-            raise GeometryError(f"{len(handles)} regions do not make up a pool; all ranks must")
-        if len({(handle.slots, handle.layout) for handle in handles}) > 1:
-            raise GeometryError(f"workers made regions that differ: {handles}")
-        pool = cls.__new__(cls)
-        pool.handles = tuple(handles)
-        pool._hold(-1, [], [])
-        try:
-            for handle in handles:
-                mapping, skip = _attach(handle)
-                pool._mappings.append(mapping)
-                pool._regions.append(memoryview(mapping)[skip:])
-        except BaseException:
-            pool.close()
-            raise
-        return pool
-
-    def _hold(self, fd: int, mappings: list[mmap.mmap], regions: list[memoryview]) -> None:
-        self.layout = self.handles[0].layout
-        self.slots = self.handles[0].slots
-        self._fd = fd
-        self._mappings = mappings
-        self._regions = regions
-
-    def parts(self, slot: int) -> tuple[memoryview, ...]:
-        """The slot's memory, writable: one view of `part_stride` bytes a rank, 4 KiB-aligned.
-
-        Hot path: about 0.2 µs a rank. The views keep the memory mapped after `close`.
-
-        Raises:
-            IndexError: no such slot.
-            ValueError: the pool is closed.
-        """
-        if not 0 <= slot < self.slots:
-            raise IndexError(f"slot {slot} of {self.slots}")
-        stride = self.layout.part_stride
-        start = slot * stride
-        return tuple([region[start : start + stride] for region in self._regions])
-
-    def close(self) -> None:
-        """Let go of the memory; who else has mapped it keeps it. May be called twice."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
-        for region in self._regions:
-            region.release()
-        for mapping in self._mappings:
-            _unmap(mapping)
-
-
-class PoolRegion:
-    """A worker's side: one rank's part of every slot, mapped into this process.
-
-    Made by `create` or `attach`.
-
-    Attributes:
-        array: uint8 [slots, part_stride], writable, shared with the Store.
-        handle: for others to attach to.
-        layout: sizes of a slot, all ranks.
-        slots: how many there are.
-
-    Thread: the worker's model thread.
-    """
-
-    def __init__(self, handle: RegionHandle, mapping: mmap.mmap, skip: int, fd: int) -> None:
         self.handle = handle
         self.layout = handle.layout
         self.slots = handle.slots
-        flat = np.frombuffer(mapping, np.uint8, count=handle.region_bytes, offset=skip)
-        self.array: npt.NDArray[np.uint8] = flat.reshape(handle.slots, -1)
-        self._mapping = mapping
-        self._skip = skip
+        flat = np.frombuffer(mapping, np.uint8)
+        self.array: npt.NDArray[np.uint8] = flat.reshape(self.slots, self.layout.part_stride)
+        self._mapping: mmap.mmap | None = mapping
         self._fd = fd
-        self._populated = bytearray(handle.slots)
+        self._populated = bytearray(self.slots)
 
     @classmethod
     def create(cls, layout: SlotLayout, capacity_bytes: int) -> PoolRegion:
-        """Make one rank's region; the other ranks make theirs from the same arguments.
+        """Make one rank's region of a pool.
 
         Args:
-            layout: sizes of a slot, all ranks.
-            capacity_bytes: of all ranks together.
+            layout: sizes of a slot.
+            capacity_bytes: upper bound of the whole pool, all ranks; what is left over after whole
+                slots is not taken.
 
         Raises:
-            GeometryError, TierError: as for `DramPool`.
+            GeometryError: the capacity holds no slot.
+            TierError: the system gives no memfd or no address space of that size.
         """
-        slots = _slots_in(layout, capacity_bytes)
+        slots = capacity_bytes // layout.slot_bytes
+        if slots < 1:
+            raise GeometryError(
+                f"{_TIER}: capacity={capacity_bytes} bytes holds no chunk; set it to at least "
+                f"{layout.slot_bytes} bytes or make chunk_tokens={layout.chunk_tokens} smaller"
+            )
         size = slots * layout.part_stride
-        fd, mapping = _make(size)
-        return cls(_handle(fd, size, slots, layout), mapping, 0, fd)
+        try:
+            fd = os.memfd_create("tierkv-pool", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+            try:
+                os.ftruncate(fd, size)
+                fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
+                handle = RegionHandle(f"/proc/{os.getpid()}/fd/{fd}", slots, layout)
+                return cls(handle, _map(fd, size), fd)
+            except BaseException:
+                os.close(fd)
+                raise
+        except (OSError, OverflowError, MemoryError) as error:
+            raise TierError(
+                f"no shared memory of {size} bytes: {error}; lower capacity", tier=_TIER
+            ) from error
 
     @classmethod
     def attach(cls, handle: RegionHandle) -> PoolRegion:
-        """Map a region that a `DramPool` made.
+        """Map a region that another process (or this one) has made.
 
         Raises:
-            GeometryError: the handle contradicts itself or what lies behind its path.
+            GeometryError: what lies behind the path is not the region that the handle describes.
             TierError: the path cannot be opened or mapped.
         """
-        return cls(handle, *_attach(handle), -1)
+        size = handle.size_bytes
+        mapping = None
+        try:
+            fd = os.open(handle.path, os.O_RDWR | os.O_CLOEXEC)
+            try:
+                # The maker's number may by now mean another file: only a sealed memfd of the very
+                # size is ours.
+                if 0 < size == os.fstat(fd).st_size and _is_sealed(fd):
+                    mapping = _map(fd, size)
+            finally:
+                os.close(fd)
+        except OSError as error:
+            raise TierError(
+                f"cannot map {handle.path}: {error.strerror}; workers must run on the scheduler's "
+                "machine, as its user and in its PID namespace",
+                tier=_TIER,
+            ) from error
+        if mapping is None:
+            raise GeometryError(
+                f"{handle.path} is not the region of {size} bytes that its handle describes; "
+                "restart the engine"
+            )
+        return cls(handle, mapping)
 
     def populate(self, slots: Iterable[int]) -> None:
         """Give these slots memory and page-table entries before they are written to.
@@ -215,97 +159,124 @@ class PoolRegion:
 
         Raises:
             OSError: there is no memory for them.
+            IndexError: no such slot, or the region is closed.
         """
         populated = self._populated
         for slot in slots:
             if not populated[slot]:
-                self._populate(slot)
+                assert self._mapping is not None
+                self._populate(self._mapping, slot)
                 populated[slot] = 1
 
-    def _populate(self, slot: int) -> None:
+    def _populate(self, mapping: mmap.mmap, slot: int) -> None:
         stride = self.layout.part_stride
-        first = self._skip + slot * stride
+        first = slot * stride
         start = first - first % mmap.PAGESIZE
         try:
-            self._mapping.madvise(_MADV_POPULATE_WRITE, start, first + stride - start)
+            mapping.madvise(_MADV_POPULATE_WRITE, start, first + stride - start)
         except OSError as error:
             # An older kernel does not know the call: the copy takes its faults one by one.
             if error.errno != errno.EINVAL:
                 raise
 
     def close(self) -> None:
-        """Let go of the memory; who else has mapped it keeps it. May be called twice.
+        """Let go of the memory; whoever else has mapped it keeps it. May be called twice.
 
         Close the mover first: arrays that others still hold keep the mapping alive.
         """
         self.array = np.empty((0, self.layout.part_stride), np.uint8)
+        self._populated = bytearray()
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
-        _unmap(self._mapping)
+        mapping, self._mapping = self._mapping, None
+        if mapping is not None:
+            # Refused while a view of it is in use: it then goes with the last one.
+            with suppress(BufferError):
+                mapping.close()
 
 
-def _slots_in(layout: SlotLayout, capacity_bytes: int) -> int:
-    slots = capacity_bytes // layout.slot_bytes
-    if slots < 1:
-        raise GeometryError(
-            f"{_TIER}: capacity={capacity_bytes} bytes holds no chunk; set it to at least "
-            f"{layout.slot_bytes} bytes or make chunk_tokens={layout.chunk_tokens} smaller"
-        )
-    return slots
+class DramPool:
+    """All ranks' regions, beside the scheduler: where the Store finds a slot's bytes.
+
+    Args:
+        regions: one a rank, in order, all of one layout; closed with the pool. Ranks may have
+            room for different numbers of slots: the least counts.
+
+    Attributes:
+        layout: sizes of a slot.
+        slots: how many there are.
+
+    Raises:
+        GeometryError: the regions do not make a pool; they stay the caller's.
+
+    Thread: `parts` any; the others the owner's.
+    """
+
+    def __init__(self, regions: Sequence[PoolRegion]) -> None:
+        layouts = {region.layout for region in regions}
+        paths = {region.handle.path for region in regions}
+        if len(layouts) != 1 or not len(paths) == len(regions) == regions[0].layout.ranks:
+            raise GeometryError(
+                f"{len(regions)} regions with {len(paths)} paths and {len(layouts)} layouts do not "
+                "make a pool; every rank must give one of its own, all of one layout"
+            )
+        self.layout = regions[0].layout
+        self.slots = min(region.slots for region in regions)
+        self._regions = list(regions)
+        self._bytes = [region.array.reshape(-1).data for region in regions]
+
+    @classmethod
+    def create(cls, layout: SlotLayout, capacity_bytes: int) -> DramPool:
+        """A pool of this process's own. Arguments and errors as for `PoolRegion.create`."""
+        return cls._of(PoolRegion.create(layout, capacity_bytes) for _ in range(layout.ranks))
+
+    @classmethod
+    def attach(cls, handles: Sequence[RegionHandle]) -> DramPool:
+        """Map the workers' regions. Errors as for `PoolRegion.attach` and `DramPool`.
+
+        Args:
+            handles: by rank.
+        """
+        return cls._of(map(PoolRegion.attach, handles))
+
+    @classmethod
+    def _of(cls, regions: Iterable[PoolRegion]) -> DramPool:
+        """The pool of regions that are made on the way; none is left if one fails."""
+        with ExitStack() as stack:
+            pool = cls([stack.enter_context(closing(region)) for region in regions])
+            stack.pop_all()
+        return pool
+
+    @property
+    def handles(self) -> tuple[RegionHandle, ...]:
+        """By rank, for others to map the same memory."""
+        return tuple(region.handle for region in self._regions)
+
+    def parts(self, slot: int) -> tuple[memoryview, ...]:
+        """The slot's memory, writable: one view of `part_stride` bytes a rank, 4 KiB-aligned.
+
+        Hot path: about 0.2 µs a rank. The views keep the memory mapped after `close`.
+
+        Raises:
+            IndexError: no such slot, or the pool is closed.
+        """
+        regions = self._bytes  # read once: another thread may be closing the pool
+        if not regions or not 0 <= slot < self.slots:
+            raise IndexError(f"slot {slot} of {self.slots if regions else 'a closed pool'}")
+        stride = self.layout.part_stride
+        start = slot * stride
+        return tuple([region[start : start + stride] for region in regions])
+
+    def close(self) -> None:
+        """Let go of the memory; whoever else has mapped it keeps it. May be called twice."""
+        self._bytes = []
+        for region in self._regions:
+            region.close()
 
 
-def _make(size: int) -> tuple[int, mmap.mmap]:
-    """A sealed memfd and a mapping of all of it."""
-    try:
-        fd = os.memfd_create("tierkv-pool", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        try:
-            os.ftruncate(fd, size)
-            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
-            return fd, _map(fd, 0, size)
-        except BaseException:
-            os.close(fd)
-            raise
-    except (OSError, OverflowError) as error:
-        raise TierError(
-            f"no shared memory of {size} bytes: {error}; lower capacity", tier=_TIER
-        ) from error
-
-
-def _handle(fd: int, size: int, slots: int, layout: SlotLayout) -> RegionHandle:
-    return RegionHandle(f"/proc/{os.getpid()}/fd/{fd}", size, 0, slots, layout)
-
-
-def _attach(handle: RegionHandle) -> tuple[mmap.mmap, int]:
-    """Map a region; also how many bytes the mapping has before it."""
-    offset, length = handle.offset_bytes, handle.region_bytes
-    if handle.slots < 1 or offset < 0 or offset % length or offset + length > handle.size_bytes:
-        raise GeometryError(f"sizes in a region's handle do not agree: {handle}")
-    # Parts are aligned to 4 KiB, mappings to the machine's page, which may be larger.
-    skip = offset % mmap.ALLOCATIONGRANULARITY
-    try:
-        fd = os.open(handle.path, os.O_RDWR | os.O_CLOEXEC)
-        try:
-            # The maker's number may by now mean another file: only a sealed memfd of the very size
-            # is ours.
-            if os.fstat(fd).st_size != handle.size_bytes or not _is_sealed(fd):
-                raise GeometryError(
-                    f"{handle.path} is not the memory of {handle.size_bytes} bytes that its handle "
-                    "describes; restart the engine"
-                )
-            return _map(fd, offset - skip, length + skip), skip
-        finally:
-            os.close(fd)
-    except OSError as error:
-        raise TierError(
-            f"cannot map {handle.path}: {error}; scheduler and workers must share a machine, a "
-            "user and a PID namespace",
-            tier=_TIER,
-        ) from error
-
-
-def _map(fd: int, offset: int, size: int) -> mmap.mmap:
-    mapping = mmap.mmap(fd, size, mmap.MAP_SHARED, offset=offset)
+def _map(fd: int, size: int) -> mmap.mmap:
+    mapping = mmap.mmap(fd, size, mmap.MAP_SHARED)
     # Either may be unknown to this kernel; both are only advice. Huge pages, where
     # /sys/kernel/mm/transparent_hugepage/shmem_enabled is "advise": first save into a slot 3.7
     # against 1.5 GB/s, first load by another process 12.9 against 8.9. No dump: a crashed engine
@@ -314,12 +285,6 @@ def _map(fd: int, offset: int, size: int) -> mmap.mmap:
         with suppress(OSError):
             mapping.madvise(advice)
     return mapping
-
-
-def _unmap(mapping: mmap.mmap) -> None:
-    # A view is still in use, by a copy in flight perhaps: the mapping then goes with the last one.
-    with suppress(BufferError):
-        mapping.close()
 
 
 def _is_sealed(fd: int) -> bool:

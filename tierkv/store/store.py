@@ -50,7 +50,7 @@ class Store:
         context: clock, counters and the like; a default one of its own if None.
 
     Attributes:
-        pool: the DRAM slots; after `open`. `pool.handle` goes to the workers.
+        pool: the DRAM slots; after `open`.
         layout: sizes of a chunk; after `open`.
         config: as given.
         context: as given, or the default.
@@ -93,7 +93,7 @@ class Store:
         self._opened = True
         dram = self.config.dram
         try:
-            self.pool = pool if pool is not None else DramPool(layout, dram.capacity)
+            self.pool = pool if pool is not None else DramPool.create(layout, dram.capacity)
         except GeometryError as error:
             raise ConfigError(f"tiers.{dram.name}.capacity: {error}") from error
         self.layout = layout

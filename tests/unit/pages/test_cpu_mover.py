@@ -55,7 +55,7 @@ def _image(pool: DramPool) -> bytes:
 @pytest.fixture
 def pool() -> Iterator[DramPool]:
     layout = SHAPE.slot_layout(CHUNK_BLOCKS)
-    pool = DramPool(layout, SLOTS * layout.slot_bytes)
+    pool = DramPool.create(layout, SLOTS * layout.slot_bytes)
     yield pool
     pool.close()
 
@@ -192,7 +192,7 @@ def test_the_mover_fits_the_device_of_the_pages(pool: DramPool) -> None:
 
 def test_two_ranks_keep_apart_in_one_slot() -> None:
     layout = SHAPE.slot_layout(CHUNK_BLOCKS, ranks=2)
-    pool = DramPool(layout, SLOTS * layout.slot_bytes)
+    pool = DramPool.create(layout, SLOTS * layout.slot_bytes)
     first, second = Rank(pool, 0, SHAPE), Rank(pool, 1, SHAPE)
     second.kv.fill(second.kv.all_blocks(salt=90))
     first.mover.save(1, _ops((2, 1, 3)))
@@ -213,7 +213,7 @@ def test_layers_that_share_memory_are_stored_once_and_come_back() -> None:
     kv.fill(kv.all_blocks())
     table = PageTable.from_layers([kv.views[0], kv.views[1], kv.views[0], kv.views[2]])
     layout = SlotLayout(16, 16, table.block_bytes)
-    pool = DramPool(layout, layout.slot_bytes)
+    pool = DramPool.create(layout, layout.slot_bytes)
     region = PoolRegion.attach(pool.handles[0])
     mover = CpuMover(table, region)
     mover.save(1, _ops((0, 0, 5)))
@@ -229,7 +229,7 @@ def test_layers_of_two_page_sizes_go_to_their_own_places_in_a_slot() -> None:
     wide, narrow = EngineKV(SHAPE), EngineKV(Shape("BL", layers=2, page=24))
     table = PageTable.from_layers(wide.views + narrow.views)
     layout = SlotLayout(32, 16, table.block_bytes)
-    pool = DramPool(layout, layout.slot_bytes)
+    pool = DramPool.create(layout, layout.slot_bytes)
     region = PoolRegion.attach(pool.handles[0])
     mover = CpuMover(table, region)
     for kv in (wide, narrow):
@@ -270,7 +270,7 @@ def test_whatever_was_saved_comes_back_in_any_order_and_geometry(
 
     layout = shape.slot_layout(chunk_blocks)
     with ExitStack() as stack:
-        pool = DramPool(layout, slots * layout.slot_bytes)
+        pool = DramPool.create(layout, slots * layout.slot_bytes)
         stack.callback(pool.close)
         rank = Rank(pool, 0, shape)
         stack.callback(rank.close)
@@ -291,7 +291,7 @@ def test_whatever_was_saved_comes_back_in_any_order_and_geometry(
 def test_gaps_between_pages_are_left_alone() -> None:
     shape = Shape("BL", pad=3, start=2)
     layout = shape.slot_layout(1)
-    pool = DramPool(layout, 8 * layout.slot_bytes)
+    pool = DramPool.create(layout, 8 * layout.slot_bytes)
     rank = Rank(pool, 0, shape)
     rank.mover.save(1, _ops(*((n, 0, n) for n in range(8))))
     rank.kv.storage.fill_(FILLER)

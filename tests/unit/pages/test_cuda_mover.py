@@ -33,7 +33,7 @@ class Gpu:
         self.kv = EngineKV(shape, "cuda")
         self.kv.fill(self.kv.all_blocks())
         layout = shape.slot_layout(CHUNK_BLOCKS)
-        self.pool = DramPool(layout, SLOTS * layout.slot_bytes)
+        self.pool = DramPool.create(layout, SLOTS * layout.slot_bytes)
         self.region = PoolRegion.attach(self.pool.handles[0])
         self.mover = CudaMover(PageTable.from_layers(self.kv.views), self.region)
 

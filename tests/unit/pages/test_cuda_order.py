@@ -8,6 +8,7 @@ Runs without a GPU on `fake_cuda`. What a real device adds (copies, pinning, ker
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -16,6 +17,7 @@ import torch
 
 from tests.unit.pages.engine_kv import EngineKV, Shape
 from tests.unit.pages.fake_cuda import FakeCuda, FakePages
+from tierkv.errors import TierError
 from tierkv.pages import cuda_mover
 from tierkv.pages.cuda_mover import CudaMover
 from tierkv.pages.geometry import PageTable
@@ -47,7 +49,7 @@ class Device:
         self.kv = EngineKV(SHAPE)
         self.kv.fill(self.kv.all_blocks())
         layout = SHAPE.slot_layout(CHUNK_BLOCKS)
-        self.pool = DramPool(layout, SLOTS * layout.slot_bytes)
+        self.pool = DramPool.create(layout, SLOTS * layout.slot_bytes)
         self.region = PoolRegion.attach(self.pool.handles[0])
         self.mover = CudaMover(PageTable.from_layers(self.kv.views), self.region)
 
@@ -207,6 +209,28 @@ def test_a_job_that_fails_half_way_is_told_when_its_queued_copies_are_over(
         assert device.place(2, 0) == device.kv.block(3)
 
 
+def test_a_save_that_the_engine_cannot_be_made_to_wait_for_fails_alone(
+    devices: Iterator[Device], caplog: pytest.LogCaptureFixture
+) -> None:
+    device = next(devices)
+    device.mover.save(1, _ops((0, 0, 1)))
+    device.mover.save(2, _ops((1, 0, 2)))
+
+    def refuse(event: object) -> None:
+        raise RuntimeError("device-side assert")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(device.cuda.compute, "wait_event", refuse)
+        device.mover.fence([1])
+    device.mover.fence([2])
+    device.cuda.run()
+    told = [(f.job_id, f.ok, f.nbytes) for f in device.mover.poll()]
+    assert told == [(1, False, 0), (2, True, 120)]
+    assert [record.getMessage() for record in caplog.records] == [
+        "d2h copy of job 1 failed: device-side assert"
+    ]
+
+
 def test_operations_out_of_range_or_of_another_form_queue_nothing(
     devices: Iterator[Device], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -233,6 +257,39 @@ def test_close_waits_for_copies_and_poll_then_tells_them(devices: Iterator[Devic
     device.cuda.run()
     told = [(f.job_id, f.ok) for f in device.mover.poll()]
     assert sorted(told) == [(1, True), (2, True), (3, False)]
+
+
+def test_a_closed_mover_does_not_keep_the_pool_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = sorted(os.listdir("/proc/self/fd"))
+    device = Device(0, monkeypatch)
+    device.close()
+    assert sorted(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize("lane", [1, 2])
+def test_no_device_memory_for_staging_is_a_tier_error_with_a_remedy_and_pins_nothing(
+    lane: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = Device(0, monkeypatch)
+    device.mover.close()
+    empty, asked = torch.empty, 0
+
+    def out_of_memory(*args: object, **options: object) -> torch.Tensor:
+        nonlocal asked
+        asked += "device" in options
+        if asked == lane and "device" in options:
+            raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 64 MiB")
+        return empty(*args, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "empty", out_of_memory)
+        with pytest.raises(
+            TierError, match=r"staging .*; .*lower gpu_memory_utilization"
+        ) as caught:
+            CudaMover(PageTable.from_layers(device.kv.views), device.region)
+    assert "\n" not in str(caught.value)
+    assert device.cuda.registered == []
+    device.close()
 
 
 def test_consecutive_blocks_of_a_slot_cross_the_bus_as_one_copy(
