@@ -76,7 +76,7 @@ class LowerTier:
         self._clock = context.clock
         self._counters = context.counters
         self._complain = Complaints(self.name, context.clock, context.counters)
-        limit = getattr(config, "io_threads", getattr(config, "max_connections", DEFAULT_READS))
+        limit = config.reads_at_once
         who = f"tier {self.name}"
         self._read_lane = Lane(io, self._load, limit, context.clock, who)
         # A quarter: reads, which someone waits for, must find most of the tier's threads free.
@@ -102,6 +102,7 @@ class LowerTier:
             self._complain,
             self._negative.clear,
         )
+        self._answered_at = float("-inf")  # seconds, when the last read came back
         self._touches = 0
         self._probes: list[Errand] = []
         bind = context.counters.bind
@@ -166,6 +167,7 @@ class LowerTier:
         if self.reads.get(read.slot) is read:
             del self.reads[read.slot]
         result = read.result
+        self._answered_at = max(self._answered_at, read.ended)
         if result.outcome is Outcome.DONE:
             self._answered(read)
             self._moved(read, "load", result.nbytes)
@@ -283,7 +285,7 @@ class LowerTier:
         """Reads and writes that take too long are failures of the tier. Cheap if there are none.
 
         A read that runs keeps its slot until it returns, since the tier may still write into it;
-        one that still waits is dropped.
+        one that still waits when its deadline passes is dropped.
         """
         if self.reads:
             late = []
@@ -292,7 +294,7 @@ class LowerTier:
                     break
                 late.append(read)
             for read in late:
-                self._late(read)
+                self._late(read, now)
         while self._probes and self._probes[0].deadline <= now:
             errand = self._probes.pop(0)
             errand.back = True
@@ -303,17 +305,24 @@ class LowerTier:
         if self.breaker.state is State.OPEN:
             self.writer.drop_waiting("unavailable")
 
-    def _late(self, read: Read) -> None:
-        if not read.overdue:
-            read.overdue = True
-            self._complain("load", ErrorKind.TIMEOUT)
-            self._tell_breaker_failure(read.permit, ErrorKind.TIMEOUT)
+    def _late(self, read: Read, now: float) -> None:
+        patience = self.config.load_deadline
         if not read.started:
             try:
                 self._read_lane.queue.remove(read)
             except ValueError:
                 return  # the loop has just taken it
             self._drop_read(read, Fate.LATE)
+            # A queue that is too long is no failure of a tier that works it off.
+            failed = self._answered_at < read.deadline - patience
+            if not failed:
+                self.breaker.unused(read.permit)
+        else:
+            failed = not read.overdue and now - read.started >= patience
+        if failed:
+            read.overdue = True
+            self._complain("load", ErrorKind.TIMEOUT)
+            self._tell_breaker_failure(read.permit, ErrorKind.TIMEOUT)
 
     # -- ending ----------------------------------------------------------------------------------
 

@@ -155,6 +155,31 @@ def test_a_read_that_hangs_keeps_its_slot_and_one_that_waits_gives_it_back(
     ticket.release()
 
 
+def test_a_tier_that_is_slow_but_works_is_late_and_not_at_fault(make_rig: MakeRig) -> None:
+    options = {"io_threads": 1, "load_deadline": 2.0, "breaker_failures": 1}
+    rig, chunks = make_rig(slots=16, tiers={"disk": options}), chain(10)
+    rig.disk.give(*chunks)
+    rig.disk.script.hold = True
+    ticket = rig.store.load(chunks)
+    rig.pump()
+    for _ in range(4):  # half a second each
+        rig.clock.now += 0.5
+        rig.end_calls()
+    assert ticket.poll()
+    assert (ticket.ready, ticket.rest) == (4, "late")
+    assert rig.index.filling == 1  # those that waited were dropped
+    rig.clock.now += 1.9
+    rig.store.poll()
+    assert rig.lower.breaker.state is State.CLOSED
+    assert rig.counted("tierkv_errors_total", tier="disk", kind="timeout") == 0
+    rig.clock.now += 0.1  # the one that runs has had its two seconds
+    rig.store.poll()
+    rig.store.poll()
+    assert rig.lower.breaker.state is State.OPEN
+    assert rig.counted("tierkv_errors_total", tier="disk", kind="timeout") == 1
+    ticket.release()
+
+
 def test_a_failed_read_ends_the_run_and_is_not_tried_again_for_a_while(make_rig: MakeRig) -> None:
     rig, chunks = make_rig(), chain(3)
     rig.disk.give(*chunks)
