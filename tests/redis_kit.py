@@ -13,7 +13,8 @@ import shutil
 import signal
 import socket
 import subprocess
-from collections.abc import Callable, Coroutine, Sequence
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -65,17 +66,24 @@ class RedisServer:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self.port = int(options.pop("port", 0)) or free_port()
-        self.options = {"save": "", "appendonly": "no", "bind": "127.0.0.1", **options}
+        self.options = {
+            "save": "",
+            "appendonly": "no",
+            "bind": "127.0.0.1",
+            "repl-diskless-sync-delay": "0",  # a replica would wait 5 s for its first copy
+            **options,
+        }
         self._sentinel = sentinel
         self._process: subprocess.Popen[str] | None = None
 
-    def start(self) -> Self:
-        """Start it and wait until it listens."""
+    def start(self, wait_for: str = "Ready to accept connections") -> Self:
+        """Start it and wait until it says so: that it is ready, unless told otherwise."""
         words = [str(REDIS_SERVER)]
         if self._sentinel:
             words += [str(self.folder / "redis.conf"), "--sentinel"]
         else:
-            words += ["--port", str(self.port), "--dir", str(self.folder)]
+            plain = 0 if "tls_port" in self.options else self.port
+            words += ["--port", str(plain), "--dir", str(self.folder)]
             for name, value in self.options.items():
                 words += [
                     f"--{name.replace('_', '-')}",
@@ -86,7 +94,7 @@ class RedisServer:
         said = []
         for line in self._process.stdout:
             said.append(line)
-            if "Ready to accept connections" in line or "Sentinel ID is" in line:
+            if wait_for in line or "Sentinel ID is" in line:
                 return self
         raise AssertionError("redis-server ended:\n" + "".join(said))
 
@@ -95,7 +103,7 @@ class RedisServer:
         assert self._process is not None
         self._process.send_signal(how)
         if how not in (signal.SIGSTOP, signal.SIGCONT):
-            self._process.wait()
+            self.stop()
 
     def stop(self) -> None:
         process, self._process = self._process, None
@@ -136,6 +144,16 @@ class RedisServer:
             check=True,
             timeout=20,
         )
+
+    def value(self, name: str) -> bytes:
+        """GET, with any bytes."""
+        done = subprocess.run(
+            ["redis-cli", "-p", str(self.port), "--raw", "GET", name],
+            stdout=subprocess.PIPE,
+            check=True,
+            timeout=20,
+        )
+        return done.stdout[:-1]  # redis-cli ends its output with a newline
 
     def names(self) -> list[str]:
         """All keys but the generations', sorted."""
@@ -204,3 +222,147 @@ async def ask(tier: RedisTier, keys: Sequence[bytes]) -> list[Presence]:
 
 def expected(chunk: Chunk, version: int = 0) -> bytes:
     return joined(make_payload(chunk, LAYOUT, version=version))
+
+
+class Authority:
+    """Certificates for tests, by openssl: an authority, and a key pair that it has signed."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.ca, self.cert, self.key = (folder / n for n in ("ca.pem", "cert.pem", "key.pem"))
+        ca_key, request, names = (folder / n for n in ("ca.key", "request.pem", "names"))
+        names.write_text("subjectAltName=IP:127.0.0.1\n")
+        new = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
+        self._openssl("req", "-x509", *new, "-subj", "/CN=ca", "-keyout", ca_key, "-out", self.ca)
+        self._openssl("req", *new, "-subj", "/CN=redis", "-keyout", self.key, "-out", request)
+        signed = ["-CA", self.ca, "-CAkey", ca_key, "-CAcreateserial", "-days", "2"]
+        self._openssl("x509", "-req", "-in", request, *signed, "-extfile", names, "-out", self.cert)
+
+    @staticmethod
+    def _openssl(*words: str | Path) -> None:
+        done = subprocess.run(["openssl", *map(str, words)], capture_output=True, timeout=20)
+        assert done.returncode == 0, done.stderr.decode()
+
+    def server(self, folder: Path, **options: str) -> RedisServer:
+        """A server that speaks TLS alone and wants no client certificate; not started."""
+        port = str(free_port())
+        return RedisServer(
+            folder,
+            port=port,
+            tls_port=port,
+            tls_cert_file=str(self.cert),
+            tls_key_file=str(self.key),
+            tls_ca_cert_file=str(self.ca),
+            tls_auth_clients="no",
+            **options,
+        )
+
+
+class RedisCluster:
+    """Three masters, the first one with a replica, all on loopback."""
+
+    SLOTS = ((0, 5460), (5461, 10922), (10923, 16383))
+
+    def __init__(self, folder: Path, **options: str) -> None:
+        options = {"cluster-enabled": "yes", "cluster-node-timeout": "1000", **options}
+        self.servers = [RedisServer(folder / str(n), **options) for n in range(4)]
+
+    def __enter__(self) -> Self:
+        try:
+            for server in self.servers:
+                server.start()
+            self._join()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for server in self.servers:
+            server.stop()
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.servers[1].port}"
+
+    def _join(self) -> None:
+        first = self.servers[0]
+        for server, (low, high) in zip(self.servers, self.SLOTS, strict=False):
+            server.cli("CLUSTER", "ADDSLOTSRANGE", str(low), str(high))
+        for epoch, server in enumerate(self.servers, 1):
+            server.cli("CLUSTER", "SET-CONFIG-EPOCH", str(epoch))
+            first.cli("CLUSTER", "MEET", "127.0.0.1", str(server.port))
+        until(lambda: all(s.cli("CLUSTER", "NODES").count("connected") == 4 for s in self.servers))
+        until(
+            lambda: (
+                self.servers[3].cli("CLUSTER", "REPLICATE", first.cli("CLUSTER", "MYID")) == "OK"
+            )
+        )
+        until(lambda: all("cluster_state:ok" in s.cli("CLUSTER", "INFO") for s in self.servers))
+        until(lambda: "master_link_status:up" in self.servers[3].cli("INFO", "replication"))
+
+    def names(self) -> dict[int, list[str]]:
+        """Keys of each master, but the generation."""
+        return {n: self.servers[n].names() for n in range(3)}
+
+
+class WatchedRedis:
+    """A master, a replica and three sentinels that fail over within a second or two."""
+
+    service = "kv"
+
+    def __init__(self, folder: Path) -> None:
+        self.master = RedisServer(folder / "master")
+        self.replica = RedisServer(folder / "replica", replicaof=f"127.0.0.1 {self.master.port}")
+        self.sentinels = [RedisServer(folder / f"sentinel{n}", sentinel=True) for n in range(3)]
+
+    def __enter__(self) -> Self:
+        try:
+            self.master.start()
+            self.replica.start()
+            until(lambda: "master_link_status:up" in self.replica.cli("INFO", "replication"))
+            for sentinel in self.sentinels:
+                (sentinel.folder / "redis.conf").write_text(
+                    f"port {sentinel.port}\nbind 127.0.0.1\ndir {sentinel.folder}\n"
+                    f"sentinel monitor {self.service} 127.0.0.1 {self.master.port} 2\n"
+                    f"sentinel down-after-milliseconds {self.service} 500\n"
+                    f"sentinel failover-timeout {self.service} 1000\n"
+                )
+                sentinel.start()
+            until(lambda: all(self._is_set_up(sentinel) for sentinel in self.sentinels))
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for server in (*self.sentinels, self.replica, self.master):
+            server.stop()
+
+    def _is_set_up(self, sentinel: RedisServer) -> bool:
+        seen = sentinel.cli("SENTINEL", "MASTER", self.service)
+        fields = dict(zip(seen.splitlines()[::2], seen.splitlines()[1::2], strict=False))
+        return fields.get("num-slaves") == "1" and fields.get("num-other-sentinels") == "2"
+
+    def at(self, address: str) -> RedisServer:
+        """The server that listens there."""
+        [server] = [s for s in (self.master, self.replica) if address.endswith(f":{s.port}")]
+        return server
+
+    @property
+    def nodes(self) -> str:
+        return ",".join(f"127.0.0.1:{sentinel.port}" for sentinel in self.sentinels)
+
+
+def until(is_so: Callable[[], bool], seconds: float = 30.0) -> None:
+    """Ask again and again until it is so."""
+    end = time.monotonic() + seconds
+    while not is_so():
+        assert time.monotonic() < end, "never came about"
+        time.sleep(0.02)
+
+
+async def eventually(is_so: Callable[[], Awaitable[bool]]) -> None:
+    """Ask again and again until it is so; `run` ends what never comes about."""
+    while not await is_so():
+        await asyncio.sleep(0.02)

@@ -139,3 +139,8 @@ class LowerTierConfig(TierConfig):
     probe_after: Duration = Field(
         5.0, gt=0, description="How long it is left alone before one operation tries it again"
     )
+
+    @property
+    def reads_at_once(self) -> int:
+        """Chunks that the Store has read from the tier at once; a quarter of it for writes."""
+        return 8

@@ -44,3 +44,7 @@ class DiskConfig(LowerTierConfig, BoundedTierConfig):
         "auto", description="O_DIRECT where the file system takes it (auto), or never"
     )
     io_threads: Count = Field(8, ge=1, le=256, description="Reads and writes in flight at once")
+
+    @property
+    def reads_at_once(self) -> int:
+        return self.io_threads

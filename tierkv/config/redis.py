@@ -47,7 +47,7 @@ def _url(value: str) -> str:
     # Never with the value: people do put passwords into URLs.
     try:
         parts = urlsplit(value)
-        port = parts.port or DEFAULT_PORT
+        port = DEFAULT_PORT if parts.port is None else parts.port
     except ValueError:
         port = 0
         parts = urlsplit("")
@@ -220,6 +220,11 @@ class RedisConfig(LowerTierConfig):
         if reason:
             raise PydanticCustomError("redis_address", "{reason}", {"reason": reason})
         return self
+
+    @property
+    def reads_at_once(self) -> int:
+        # Pipelined: enough for small chunks over a long way; `max_inflight` bounds large ones.
+        return 8 * self.max_connections
 
     @property
     def _named_addresses(self) -> tuple[Address, ...]:

@@ -32,8 +32,6 @@ MAX_TOUCHES = 16
 """Touches under way; further ones are dropped: they only concern the order of eviction."""
 MAX_PROBES = 64
 """Probes under way; with that many nothing more is asked that needs one."""
-DEFAULT_READS = 8
-"""Reads at once for a tier whose configuration does not say."""
 
 
 class Where(Enum):

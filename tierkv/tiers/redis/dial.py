@@ -12,6 +12,7 @@ that it may be changed without a restart; that blocks for the time of reading a 
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import ssl
 from dataclasses import dataclass
@@ -96,12 +97,17 @@ class Dialer:
         except ssl.SSLError as error:
             raise _tls_error(endpoint, error) from None
         except OSError as error:
-            reason = error.strerror or type(error).__name__
-            raise DialError(f"{endpoint} cannot be reached: {reason}", ErrorKind.EIO) from None
+            raise DialError(
+                f"{endpoint} cannot be reached: {_reason(error)}", ErrorKind.EIO
+            ) from None
         try:
             await self._greet(link, endpoint, deadline, master)
         except LinkLost as lost:
+            if isinstance(link.cause, ssl.SSLError):  # TLS 1.3 tells of a missing certificate late
+                raise _tls_error(endpoint, link.cause) from None
             what = "does not answer" if lost.kind is ErrorKind.TIMEOUT else "closes the connection"
+            if self._tls is not None and self._config.tls_cert is None:
+                what += "; does it want tls_cert and tls_key?"  # if its reason did not reach us
             raise DialError(f"{endpoint} {what}", lost.kind) from None
         except BaseException:
             link.abort(ErrorKind.WORKER)
@@ -186,6 +192,12 @@ def read_secret(ref: SecretRef) -> bytes:
 def is_error(reply: Reply, code: str) -> bool:
     """Whether a reply is the error of that code."""
     return isinstance(reply, ReplyError) and reply.code == code
+
+
+def _reason(error: OSError) -> str:
+    if isinstance(error, socket.gaierror) or not error.errno:
+        return error.strerror or str(error) or type(error).__name__
+    return os.strerror(error.errno)  # asyncio's own text has the address in it once more
 
 
 def _tls_context(config: RedisConfig) -> ssl.SSLContext:

@@ -158,6 +158,8 @@ class Link(asyncio.BufferedProtocol):
         self._wanted = False  # whether it goes into the sink
         self._writable = asyncio.Event()
         self._writable.set()
+        self.cause: Exception | None = None
+        """What the transport died of, if it says so."""
         self.gone = asyncio.Event()
         """Set when the transport has let go of the socket."""
 
@@ -261,7 +263,11 @@ class Link(asyncio.BufferedProtocol):
         return call
 
     def _write(self, data: Buffer) -> None:
-        if self._lost is None and self._transport is not None:
+        if self._lost is not None or self._transport is None:
+            return
+        if self._transport.is_closing():  # an earlier send has failed; asyncio tells us later
+            self.abort(ErrorKind.EIO)
+        else:
             self._transport.write(data)
 
     async def _settled(self, call: _Call, deadline: float) -> list[Reply]:
@@ -287,10 +293,12 @@ class Link(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        # Ask for more only when everything has left: then a piece is sent from where it lies.
-        self._transport.set_write_buffer_limits(high=0)
+        # Ask for more only when everything has left: then a piece is sent from where it lies. Not
+        # 0, at which asyncio's TLS pauses for good (0 bytes waiting are "at least" 0).
+        self._transport.set_write_buffer_limits(high=1)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self.cause = exc
         self.abort(ErrorKind.EIO)
         self.gone.set()
 

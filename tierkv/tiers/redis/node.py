@@ -13,7 +13,6 @@ Threads and ownership. Belongs to the event loop. One task a node, started by `s
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import random
 from collections.abc import Awaitable, Callable
@@ -58,7 +57,6 @@ class Node:
 
     def __init__(
         self,
-        name: str,
         config: RedisConfig,
         dialer: Dialer,
         resolve: Resolve,
@@ -76,7 +74,7 @@ class Node:
         self.control = Lane(1)
         self.saves = Lane(saves)
         self.loads = Lane(config.max_connections - saves - 1)
-        self._name = name
+        self._name = config.name
         self._dialer = dialer
         self._resolve = resolve
         self._on_change = on_change
@@ -111,8 +109,7 @@ class Node:
         """Close all connections and end the task. May be called twice."""
         if self._task is not None:
             self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
+            await asyncio.wait([self._task])
             self._task = None
         links = self.links
         self.drop()
@@ -133,20 +130,28 @@ class Node:
                 await self._wake.wait()
                 continue
             try:
-                endpoint = await self._resolve()
-                if endpoint != self.endpoint:
-                    self.drop()
-                    self.endpoint = endpoint
-                link = await self._dialer.dial(endpoint, DIAL_SECONDS, master=self._master)
+                link = await self._dial()
             except DialError as error:
                 self.error = error
-                self.tried.set()
                 self._complain(error)
-                await asyncio.sleep(pause * (1 + random.random() / 4))
-                pause = min(pause * 2, MOST_SECONDS)
+            except Exception as error:
+                # A bug, of ours or of a library: the connections are lost, not the task.
+                self.error = DialError(f"{type(error).__name__}", ErrorKind.WORKER)
+                logger.exception("tier %s: cannot connect", self._name)
+            else:
+                pause = LEAST_SECONDS
+                self._add(lane, link)
                 continue
-            pause = LEAST_SECONDS
-            self._add(lane, link)
+            self.tried.set()
+            await asyncio.sleep(pause * (1 + random.random() / 4))
+            pause = min(pause * 2, MOST_SECONDS)
+
+    async def _dial(self) -> Link:
+        endpoint = await self._resolve()
+        if endpoint != self.endpoint:
+            self.drop()
+            self.endpoint = endpoint
+        return await self._dialer.dial(endpoint, DIAL_SECONDS, master=self._master)
 
     def _short_lane(self) -> Lane | None:
         """The lane that lacks a connection most."""

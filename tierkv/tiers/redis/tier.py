@@ -143,8 +143,10 @@ class RedisTier(Tier):
                         notes.append(found.message)
                 await self._upkeep.settle()
         except TimeoutError:
+            hint = " (is it the TLS port?)" if self._config.uses_tls else ""
             notes.append(
-                "no answer within a second; the engine starts without it, and it is tried again"
+                f"{self._config.url}: no answer within a second{hint}; the engine starts without "
+                "it, and it is tried again"
             )
         return notes
 
@@ -171,6 +173,11 @@ class RedisTier(Tier):
     def is_ready(self) -> bool:
         """Whether a server was reached since `open`. Any thread."""
         return self._is_open and self._names.generation.word is not None
+
+    async def look_after(self) -> None:
+        """What is done every few seconds: find failovers, other engines' `clear`, dead links."""
+        if self._is_open:
+            await self._upkeep.look()
 
     # -- asking ----------------------------------------------------------------------------------
 

@@ -75,7 +75,7 @@ class Single(Topology):
     def __init__(self, config: RedisConfig, dialer: Dialer, on_change: OnChange) -> None:
         self._config = config
         master = config.sentinel is not None
-        self._node = Node(config.name, config, dialer, self._resolve, on_change, master=master)
+        self._node = Node(config, dialer, self._resolve, on_change, master=master)
 
     async def _resolve(self) -> Endpoint:
         if self._config.socket_path:
@@ -188,7 +188,6 @@ class Cluster(Topology):
             async def resolve() -> Endpoint:
                 return endpoint
 
-            name = f"{self._config.name} {endpoint}"
-            node = Node(name, self._config, self._dialer, resolve, self._on_change)
+            node = Node(self._config, self._dialer, resolve, self._on_change)
             node.start()
         return node
