@@ -67,9 +67,13 @@ def works(python, code):
 
 def make_venv(base, venv):
     python = venv / "bin" / "python"
-    if python.exists() and works(python, "import pip"):
+    if python.exists() and works(python, ""):
         say(f"using the environment that is there: {venv}")
-        return python
+        if not works(python, "import pip"):
+            subprocess.run([str(python), "-m", "ensurepip"], capture_output=True)
+        if works(python, "import pip"):
+            forget_half_installed(venv)
+            return python
     say(f"making {venv} with {base}")
     done = subprocess.run(
         [base, "-m", "venv", "--clear", str(venv)], capture_output=True, text=True
@@ -80,6 +84,14 @@ def make_venv(base, venv):
             "on Debian and Ubuntu install python3-venv"
         )
     return python
+
+
+def forget_half_installed(venv):
+    """Let pip install anew what it was interrupted in: it writes INSTALLER after all the files."""
+    for info in venv.glob("lib/python*/site-packages/*.dist-info"):
+        if not (info / "INSTALLER").is_file():
+            say(f"incomplete, will be installed again: {info.name}")
+            shutil.rmtree(info)
 
 
 def pip_install(python, log, *arguments):

@@ -150,3 +150,15 @@ def _convert(kind: str, source: Path, folder: Path) -> None:
 def _last_line(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1][:300] if lines else "no message"
+
+
+def main() -> None:
+    """`python -m tierkv.demo.model`: make the model when missing, print its directory."""
+    try:
+        print(prepare_model(lambda text: print(text, file=sys.stderr)))
+    except DemoError as error:
+        sys.exit(f"tierkv: {error}")
+
+
+if __name__ == "__main__":
+    main()
