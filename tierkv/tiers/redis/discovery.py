@@ -2,12 +2,18 @@
 """Asks Sentinel for the master and a cluster for its slots, by redis-py.
 
 Nothing that a request waits for. Little patience, no second try: whoever called asks again later.
+
+Threads and ownership. Belongs to the event loop. Each question is a task of its own, because
+redis-py must not be interrupted: before version 8 it leaves its connections open then, and 8.1
+swallows one cancellation of three (measured). Who is cancelled waits for the end of the question
+first, which comes within `ASK_SECONDS` a server asked.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from collections.abc import Coroutine
+from typing import Any, TypeVar
 
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
@@ -26,15 +32,41 @@ ASK_SECONDS = 0.5
 SlotRange = tuple[int, int, Endpoint]
 """First slot, last slot, and the master that has them."""
 
+T = TypeVar("T")
+
 _NO_ANSWER = (RedisError, OSError, TimeoutError)
 
 
 async def find_master(config: RedisConfig, watched: SentinelConfig) -> Endpoint:
-    """The master that a majority of the sentinels reached agrees on.
+    """The master that the first sentinel that knows one names.
 
     Raises:
         DialError: none of them names one; fatal if they do not take the password.
     """
+    return await _to_the_end(_ask_sentinels(config, watched))
+
+
+async def find_slots(config: RedisConfig, endpoint: Endpoint) -> list[SlotRange]:
+    """Where a node of a cluster says that the slots are.
+
+    Raises:
+        DialError: it says nothing of use; fatal if waiting does not mend it.
+    """
+    return await _to_the_end(_ask_node(config, endpoint))
+
+
+async def _to_the_end(question: Coroutine[Any, Any, T]) -> T:
+    task = asyncio.create_task(question)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        if not task.cancelled():
+            task.exception()  # nobody else will look at it
+        raise
+
+
+async def _ask_sentinels(config: RedisConfig, watched: SentinelConfig) -> Endpoint:
     arguments = _client_arguments(config, watched.username, watched.password)
     sentinel: Any = Sentinel(list(watched.addresses), sentinel_kwargs=arguments)  # type: ignore[no-untyped-call]
     try:
@@ -55,16 +87,10 @@ async def find_master(config: RedisConfig, watched: SentinelConfig) -> Endpoint:
     finally:
         for client in sentinel.sentinels:
             await client.aclose()
-        _raise_if_cancelled()
     return Endpoint(str(host), int(port))
 
 
-async def find_slots(config: RedisConfig, endpoint: Endpoint) -> list[SlotRange]:
-    """Where a node of a cluster says that the slots are.
-
-    Raises:
-        DialError: it says nothing of use; fatal if waiting does not mend it.
-    """
+async def _ask_node(config: RedisConfig, endpoint: Endpoint) -> list[SlotRange]:
     user = config.username or "default"
     client: Any = Redis(
         host=endpoint.host,
@@ -96,17 +122,9 @@ async def find_slots(config: RedisConfig, endpoint: Endpoint) -> list[SlotRange]
         ) from None
     finally:
         await client.aclose()
-        _raise_if_cancelled()
     if not ranges:
         raise DialError(f"{endpoint} knows of no slots yet", ErrorKind.EIO)
     return ranges
-
-
-def _raise_if_cancelled() -> None:
-    # redis-py 8.1 swallows one cancellation of three (measured), and our tasks must end.
-    task = asyncio.current_task()
-    if task is not None and task.cancelling():
-        raise asyncio.CancelledError
 
 
 def _ranges(found: list[Any], asked: Endpoint) -> list[SlotRange]:
