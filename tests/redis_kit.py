@@ -126,8 +126,11 @@ class RedisServer:
 
     def cli(self, *words: str | bytes, port: int | None = None) -> str:
         """What redis-cli prints for a command."""
+        where = ["-p", str(port or self.port)]
+        if "unixsocket" in self.options and port is None:
+            where = ["-s", self.options["unixsocket"]]
         done = subprocess.run(
-            ["redis-cli", "-p", str(port or self.port), *words],
+            ["redis-cli", *where, *words],
             capture_output=True,
             check=True,
             timeout=20,

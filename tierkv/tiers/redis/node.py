@@ -69,11 +69,12 @@ class Node:
         self.error: DialError | None = None
         """Why the last attempt failed; None if it did not."""
         self.tried = asyncio.Event()
-        """Set after the first attempt."""
+        """Set once there is a connection for each use, or there was a failure."""
         saves = max(1, config.max_connections // 4)
         self.control = Lane(1)
         self.saves = Lane(saves)
         self.loads = Lane(config.max_connections - saves - 1)
+        self._lanes = (self.control, self.loads, self.saves)
         self._name = config.name
         self._dialer = dialer
         self._resolve = resolve
@@ -90,7 +91,7 @@ class Node:
 
     @property
     def links(self) -> list[Link]:
-        return [*self.control.links, *self.loads.links, *self.saves.links]
+        return [link for lane in self._lanes for link in lane.links]
 
     def control_link(self) -> Link | None:
         return self.control.pick()
@@ -155,8 +156,7 @@ class Node:
 
     def _short_lane(self) -> Lane | None:
         """The lane that lacks a connection most."""
-        lanes = (self.control, self.loads, self.saves)
-        short = [lane for lane in lanes if len(lane.links) < lane.size]
+        short = [lane for lane in self._lanes if len(lane.links) < lane.size]
         return min(short, key=lambda lane: len(lane.links), default=None)
 
     def _add(self, lane: Lane, link: Link) -> None:
@@ -170,7 +170,8 @@ class Node:
                 logger.info("tier %s: %s is back", self._name, self.endpoint)
                 self._complained = False
             self._on_change(self)
-        self.tried.set()
+        if all(lane.links for lane in self._lanes):
+            self.tried.set()
 
     def _lost(self, lane: Lane, link: Link) -> None:
         lane.links.remove(link)
