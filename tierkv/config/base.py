@@ -127,11 +127,12 @@ class LowerTierConfig(TierConfig):
     save_deadline: Duration = Field(
         30.0, gt=0, description="A save that takes longer counts as a failure of the tier"
     )
-    write_queue: Size = Field(
-        256 << 20,
+    write_queue: Size | None = Field(
+        None,
         gt=0,
         description="Most bytes of chunks that wait to be copied here; beyond it the oldest is "
-        "dropped",
+        "dropped. Waiting takes no memory beside DRAM's, but keeps chunks from being evicted. "
+        "Without it half of DRAM, shared by the tiers below",
     )
     breaker_failures: Count = Field(
         5, ge=1, le=1000, description="Failures in a row after which the tier is left alone"

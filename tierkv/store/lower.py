@@ -74,6 +74,7 @@ class LowerTier:
         self._clock = context.clock
         self._counters = context.counters
         self._complain = Complaints(self.name, context.clock, context.counters)
+        slot_bytes = dram.pool.layout.slot_bytes
         limit = config.reads_at_once
         who = f"tier {self.name}"
         self._read_lane = Lane(io, self._load, limit, context.clock, who)
@@ -82,7 +83,7 @@ class LowerTier:
         self.writer = Writer(
             self.name,
             config.write,
-            max(1, min(config.write_queue, write_bytes) // dram.pool.layout.slot_bytes),
+            max(1, min(config.write_queue or write_bytes, write_bytes) // slot_bytes),
             config.save_deadline,
             dram,
             self._write_lane,

@@ -30,7 +30,7 @@ def test_the_defaults_are_those_of_the_contract() -> None:
         "type": "disk", "name": "disk", "path": Path("/x"), "capacity": 1, "policy": "lru",
         "min_free": 1_073_741_824, "write": "through", "codec": "raw", "recover": "quiet",
         "direct_io": "auto", "io_threads": 8, "load_deadline": 2.0, "save_deadline": 30.0,
-        "write_queue": 268_435_456, "breaker_failures": 5, "probe_after": 5.0,
+        "write_queue": None, "breaker_failures": 5, "probe_after": 5.0,
     }  # fmt: skip
     dram = DramConfig(capacity=1)
     assert dram.model_dump() == {"type": "dram", "name": "dram", "capacity": 1, "policy": "lru"}
