@@ -119,9 +119,19 @@ class Dialer:
         if endpoint.path:
             _, link = await loop.create_unix_connection(Link, endpoint.path)
             return link
-        transport, link = await loop.create_connection(
-            Link, endpoint.host, endpoint.port, ssl=self._tls
-        )
+        transport, link = await loop.create_connection(Link, endpoint.host, endpoint.port)
+        if self._tls is not None:
+            # In two steps, so that what is cancelled in between can be given up at once: asyncio
+            # would say goodbye first, on a loop that may be about to end.
+            try:
+                secured = await loop.start_tls(
+                    transport, link, self._tls, server_hostname=endpoint.host
+                )
+            except BaseException:
+                transport.abort()
+                raise
+            assert secured is not None
+            link.connection_made(secured)
         sock: socket.socket = transport.get_extra_info("socket")
         # So that a peer that vanished without a word is noticed while nothing is asked.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
