@@ -73,6 +73,16 @@ def test_lz4_takes_any_junk_for_what_it_is(junk: bytes) -> None:
         Lz4ShuffleCodec().decode(memoryview(junk), back)
 
 
+def test_lz4_leaves_no_byte_unexplained() -> None:
+    parts = [memoryview(bytes(4096)), memoryview(bytes(4096))]
+    stored = bytes(stored_of(Lz4ShuffleCodec().encode(parts)))
+    back = [memoryview(bytearray(4096)), memoryview(bytearray(4096))]
+    Lz4ShuffleCodec().decode(memoryview(stored), back)
+    for other in (stored + b"x", stored[:-1], stored[:8]):
+        with pytest.raises(FormatError):
+            Lz4ShuffleCodec().decode(memoryview(other), back)
+
+
 @pytest.mark.parametrize("claimed", [0, 63, 65, 1 << 31])
 def test_an_lz4_block_of_another_length_is_refused(claimed: int) -> None:
     block = lz4.block.compress(bytes(min(claimed, 1 << 12)), store_size=False)

@@ -128,6 +128,16 @@ def test_a_cut_slab_loses_what_was_cut(tmp_path: Path) -> None:
     refuse(tmp_path, "2 beyond the end of the slab")
     assert reopen(tmp_path)[0] == [0, 1]
 
+    async def grow() -> None:
+        tier, _ = await opened(config)
+        await save(tier, CHUNKS[7])
+        await tier.close()
+
+    run(grow)
+    # The entries that pointed beyond the end do not come back with the room.
+    held, _, recovered = reopen(tmp_path, recover="strict")
+    assert (held, recovered) == ([0, 1, 7], 3)
+
 
 def test_an_emptied_slab_holds_nothing(tmp_path: Path) -> None:
     config = make_config(tmp_path)

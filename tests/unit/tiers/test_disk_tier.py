@@ -445,6 +445,49 @@ def test_forgetting_waits_for_saves_in_flight(
     run(test)
 
 
+def test_an_evict_does_not_disturb_a_save_into_a_slot_that_was_stale(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test() -> None:
+        tier, _ = await opened(make_config(tmp_path, slots=1))
+        await save(tier, CHUNKS[0])
+        gate = Gate(monkeypatch, "pwritev")
+        saving = asyncio.create_task(save(tier, CHUNKS[1]))
+        await gate.until_entered()
+        assert await tier.evict([CHUNKS[0].key]) == 0
+        gate.open.set()
+        assert (await saving).outcome is Outcome.DONE
+        assert (await load(tier, CHUNKS[1]))[1] == value(CHUNKS[1])
+        await tier.close()
+
+    run(test)
+
+
+def test_while_everything_is_forgotten_nothing_is_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = make_config(tmp_path)
+
+    async def test() -> None:
+        tier, _ = await opened(config)
+        await save(tier, CHUNKS[0])
+        gate = Gate(monkeypatch, "ftruncate")
+        clearing = asyncio.create_task(tier.clear())
+        await gate.until_entered()
+        assert await save(tier, CHUNKS[1]) == Result(Outcome.REFUSED)
+        gate.open.set()
+        assert await clearing == 1
+        monkeypatch.undo()
+        await save(tier, CHUNKS[1])
+        assert (await load(tier, CHUNKS[1]))[1] == value(CHUNKS[1])
+        await tier.close()
+        tier, report = await opened(config)
+        assert report.recovered_chunks == 1
+        await tier.close()
+
+    run(test)
+
+
 def test_close_gives_up_on_a_call_that_hangs_and_keeps_the_lock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
