@@ -44,9 +44,20 @@ def texts(model_dir: Path) -> Texts:
 
 @pytest.fixture(scope="session")
 def reference(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reference]:
-    """The real model in float32 without TierKV: the right answers."""
+    """The right answers of the real model, in float32."""
     log = tmp_path_factory.mktemp("plain") / "log"
     engine = Engine(options(model_dir, enable_prefix_caching=False), log)
+    yield Reference(engine)
+    engine.close()
+
+
+@pytest.fixture(scope="session")
+def small_reference(
+    random_llama_dir: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Reference]:
+    """The right answers of the small random model, which computes twenty times as fast."""
+    log = tmp_path_factory.mktemp("small") / "log"
+    engine = Engine(options(random_llama_dir, enable_prefix_caching=False), log)
     yield Reference(engine)
     engine.close()
 

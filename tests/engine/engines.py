@@ -121,9 +121,11 @@ class Engine:
 
     def close(self) -> None:
         """Shut the engine down in order and end its process."""
-        if self._process.is_alive():
+        if not self._connection.closed:
             try:
                 self.run(Host.close)
+                self._connection.close()
+                self._process.join(60)
             finally:
                 self.kill()
 

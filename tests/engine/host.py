@@ -19,6 +19,9 @@ from typing import Any
 
 Prompt = Sequence[int]
 
+STEP_LIMIT = 1_000_000
+"""Far more than any wait for a disk takes: steps in which nothing can run are short."""
+
 
 @dataclass(frozen=True, slots=True)
 class Answer:
@@ -87,18 +90,18 @@ class Host:
         """One engine step; the answers that it ended."""
         return {out.request_id: _answer(out) for out in self.engine.step() if out.finished}
 
-    def step_until(self, condition: Callable[[], bool], limit: int = 200) -> dict[str, Answer]:
+    def step_until(self, condition: Callable[[], bool]) -> dict[str, Answer]:
         """Step until it holds; the answers that ended meanwhile."""
         ended: dict[str, Answer] = {}
-        for _ in range(limit):
+        for _ in range(STEP_LIMIT):
             if condition():
                 return ended
             ended |= self.step()
-        raise AssertionError(f"not after {limit} steps")
+        raise AssertionError(f"not after {STEP_LIMIT} steps")
 
     def run(self) -> dict[str, Answer]:
         """Step until no request is left, and nothing for the connector to do."""
-        return self.step_until(lambda: not self.scheduler.has_requests(), 2000)
+        return self.step_until(lambda: not self.scheduler.has_requests())
 
     def settle(self) -> None:
         """Let the connector end its copies and the store its writes.
