@@ -77,11 +77,11 @@ class TierReport:
     recovered_bytes: int = 0
     seconds: float = 0.0
     notes: tuple[str, ...] = ()
-    """Things an operator should know (no O_DIRECT here, capacity shrunk, ...), one sentence each."""
+    """What an operator should know (no O_DIRECT here, capacity shrunk), one sentence each."""
 
 
 class Tier(ABC):
-    """One tier below DRAM. Constructed from its config model, then opened once for one namespace."""
+    """One tier below DRAM. Made from its config model, then opened once for one namespace."""
 
     name: str
     """From the configuration; the `tier` label of every metric."""
@@ -98,7 +98,7 @@ class Tier(ABC):
     def lookup(self, key: bytes) -> Presence:
         """Any thread; O(1); no I/O; never blocks; no side effect."""
 
-    async def probe(self, keys: Sequence[bytes]) -> None:
+    async def probe(self, keys: Sequence[bytes]) -> None:  # noqa: B027 - only some tiers need it
         """Settle UNKNOWN keys, in one round trip, so that `lookup` answers HIT or MISS.
 
         On failure they stay UNKNOWN, which callers treat as a miss. Never raises.
@@ -121,7 +121,7 @@ class Tier(ABC):
 
     @abstractmethod
     async def touch(self, keys: Sequence[bytes]) -> None:
-        """Say that these were used (elsewhere too), most valuable last. Unknown keys are ignored."""
+        """Say that these were used (elsewhere too), most valuable last. Ignores unknown keys."""
 
     @abstractmethod
     async def evict(self, keys: Sequence[bytes]) -> int:
