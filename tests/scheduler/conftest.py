@@ -9,8 +9,18 @@ from random import Random
 from typing import Any
 
 import pytest
+import torch
 
 from tests.scheduler.rig import VOCAB, Rig, write_model
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> Iterator[None]:
+    """The rig's tensors are tiny: a team of threads a copy costs more than the copy."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="session")
