@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +15,7 @@ from tests.redis_kit import (
     LAYOUT,
     NAMESPACE,
     RedisCluster,
+    RedisServer,
     WatchedRedis,
     ask,
     connected,
@@ -29,9 +31,11 @@ from tests.redis_kit import (
     save_all,
     until,
 )
+from tierkv.errors import TierError
 from tierkv.keys import Chunk
 from tierkv.tiers.base import Outcome, Presence
 from tierkv.tiers.redis.check import check_server
+from tierkv.tiers.redis.dial import Endpoint
 from tierkv.tiers.redis.discovery import find_master
 from tierkv.tiers.redis.tier import RedisTier
 
@@ -200,6 +204,45 @@ def test_sentinel_is_followed_when_the_master_dies_in_the_middle_of_loads(
         await tier.close()
 
     run(test)
+
+
+def test_connections_to_a_master_that_was_replaced_are_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sentinel = {"service": "kv", "nodes": "127.0.0.1:1"}
+    with RedisServer(tmp_path / "old") as old, RedisServer(tmp_path / "new") as new:
+        masters = [Endpoint("127.0.0.1", old.port)]
+
+        async def named(*_: object) -> Endpoint:
+            return masters[-1]
+
+        monkeypatch.setattr("tierkv.tiers.redis.topology.find_master", named)
+
+        async def test() -> None:
+            tier = await opened(make_config("redis:///0", sentinel=sentinel))
+            await save(tier, CHUNKS[0])
+            masters.append(Endpoint("127.0.0.1", new.port))
+            await tier.look_after()  # the old one lives on, and has closed nothing
+            await connected(tier)
+            assert (await save(tier, CHUNKS[1])).outcome is Outcome.DONE
+            await tier.close()
+
+        run(test)
+        assert (len(old.names()), len(new.names())) == (1, 1)
+
+
+def test_a_cluster_cannot_lead_plaintext_to_another_machine(tmp_path: Path) -> None:
+    options = {"cluster-enabled": "yes", "cluster-announce-ip": "192.0.2.1"}
+    with RedisServer(tmp_path / "node", **options) as node:
+        node.cli("CLUSTER", "ADDSLOTSRANGE", "0", "16383")
+
+        async def test() -> None:
+            tier = RedisTier(make_config(node.url[:-2], cluster=True))
+            with pytest.raises(TierError, match=r"plaintext to 192\.0\.2\.1:\d+, which the server"):
+                await tier.open(NAMESPACE, LAYOUT)
+            await tier.close()
+
+        run(test)
 
 
 def test_asking_sentinel_ends_when_it_is_cancelled(watched: WatchedRedis) -> None:

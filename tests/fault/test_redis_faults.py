@@ -85,6 +85,15 @@ def outcomes(results: Sequence[Result]) -> Counter[str]:
     return Counter(f"{r.outcome}{f' ({r.error})' if r.error else ''}" for r in results)
 
 
+async def all_hit(tier: RedisTier, chunks: Sequence[Chunk]) -> None:
+    """Load these until all are there; a busy machine may need more than one deadline for it."""
+
+    async def are_done() -> bool:
+        return set(outcomes(await load_all(tier, chunks))) == {"done"}
+
+    await eventually(are_done)
+
+
 async def healed(tier: RedisTier, chunk: Chunk) -> float:
     """Seconds until a load of the chunk, saved again if need be, is right."""
     begin = time.perf_counter()
@@ -135,6 +144,21 @@ def test_a_server_killed_in_the_middle_of_loads_costs_those_and_heals(
     said = [record.getMessage() for record in caplog.records]
     assert len(said) == 2, said  # went away, is back
     assert said[1].endswith("is back")
+
+
+def test_what_was_known_is_dropped_as_soon_as_the_server_is_gone(server: RedisServer) -> None:
+    async def test() -> None:
+        tier = await opened(make_config(server.url))
+        await save_all(tier, CHUNKS[:3])
+        server.kill()
+
+        async def is_forgotten() -> bool:
+            return [tier.lookup(c.key) for c in CHUNKS[:3]] == [Presence.UNKNOWN] * 3
+
+        await eventually(is_forgotten)
+        await tier.close()
+
+    run(test)
 
 
 def test_kills_and_restarts_under_load_never_give_wrong_bytes(server: RedisServer) -> None:
@@ -195,9 +219,7 @@ def test_a_server_that_stands_still_costs_a_deadline_and_heals(server: RedisServ
         assert tier.lookup(CHUNKS[10].key) is Presence.UNKNOWN
         server.kill(signal.SIGCONT)
         print(f"healed after {await healed(tier, CHUNKS[0]):.2f} s")
-        assert (await load_all(tier, CHUNKS[:8]))[1:] == [
-            Result(Outcome.DONE, nbytes=RECORD_BYTES)
-        ] * 7
+        await all_hit(tier, CHUNKS[1:8])
         await tier.close()
 
     run(test)
@@ -325,7 +347,7 @@ def test_a_bad_network_costs_hits_and_nothing_else(
             proxy.toxics.clear()
             print(f"healed after {await healed(tier, CHUNKS[0]):.2f} s")
             await connected(tier)
-            assert outcomes(await load_all(tier, CHUNKS[:24])) == {"done": 24}
+            await all_hit(tier, CHUNKS[:24])
             await tier.close()
 
     run(test)
@@ -348,7 +370,7 @@ def test_a_stall_in_the_middle_of_a_value_closes_that_connection_for_good(
             proxy.toxics.clear()
             await connected(tier)
             assert proxy.connections_made >= made + 5  # all that loads were on
-            assert outcomes(await load_all(tier, CHUNKS[:20])) == {"done": 20}
+            await all_hit(tier, CHUNKS[:20])
             await tier.close()
 
     run(test)
@@ -385,7 +407,7 @@ def test_after_a_partition_it_heals_by_itself(server: RedisServer) -> None:
                 await proxy.set_down(False)
                 print(f"first hit {await healed(tier, CHUNKS[0]):.2f} s after it healed")
                 await connected(tier)
-                assert outcomes(await load_all(tier, CHUNKS[:8])) == {"done": 8}
+                await all_hit(tier, CHUNKS[:8])
             await tier.close()
 
     run(test)

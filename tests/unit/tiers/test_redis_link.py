@@ -207,8 +207,9 @@ def test_an_unasked_reply_ends_the_link() -> None:
 
 def test_a_text_that_is_too_long_is_not_built() -> None:
     async def test(link: Link) -> None:
-        with pytest.raises(LinkLost):
+        with pytest.raises(LinkLost) as caught:
             await link.ask(b"?", 1, later())
+        assert caught.value.kind is ErrorKind.PROTOCOL
 
     talk(says(b"$1048577\r\n"), test)
 
