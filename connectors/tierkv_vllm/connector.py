@@ -91,7 +91,7 @@ class TierKVConnector(KVConnectorBase_V1, SupportsHMA):
         else:
             from tierkv_vllm.worker import WorkerSide
 
-            self._worker = WorkerSide(self._loaded.config, vllm_config, kv_cache_config)
+            self._worker = WorkerSide(self._loaded, vllm_config, kv_cache_config)
 
     @staticmethod
     def _recompute_on_failure(transfer: KVTransferConfig) -> None:

@@ -45,7 +45,7 @@ def open_scheduler_side(
     config = loaded.config
     block_tokens = kv_pages.block_tokens(kv_cache_config)
     layout = SlotLayout(
-        chunk_tokens=chunk_tokens_for(config, block_tokens),
+        chunk_tokens=chunk_tokens_for(loaded, block_tokens),
         block_tokens=block_tokens,
         block_bytes=ranks[0].block_bytes,
         ranks=len(ranks),

@@ -21,7 +21,7 @@ import torch
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
 from vllm.logger import init_logger
 
-from tierkv.config import TierKVConfig
+from tierkv.config import LoadedConfig
 from tierkv.errors import ConfigError, TierKVError
 from tierkv.pages.geometry import PageTable
 from tierkv.pages.layout import SlotLayout
@@ -29,7 +29,7 @@ from tierkv.pages.mover import PageMover, make_mover
 from tierkv.pages.pool import PoolRegion
 from tierkv_vllm import kv_pages
 from tierkv_vllm.messages import StepPlan, WorkerFacts, WorkerReport
-from tierkv_vllm.settings import chunk_tokens_for
+from tierkv_vllm.settings import chunk_tokens_for, make_region
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -42,14 +42,14 @@ class WorkerSide:
     """Owns this rank's part of the DRAM pool and the mover over it.
 
     Args:
-        config: TierKV's.
+        loaded: TierKV's configuration.
         vllm_config, kv_cache_config: as vLLM gives them to the connector.
     """
 
     def __init__(
-        self, config: TierKVConfig, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig
+        self, loaded: LoadedConfig, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig
     ) -> None:
-        self._config = config
+        self._loaded = loaded
         self._vllm_config = vllm_config
         self._kv_cache_config = kv_cache_config
         self._region: PoolRegion | None = None
@@ -77,12 +77,12 @@ class WorkerSide:
         table = PageTable.from_layers(kv_pages.page_views(self._kv_cache_config, kv_caches))
         block_tokens = kv_pages.block_tokens(self._kv_cache_config)
         layout = SlotLayout(
-            chunk_tokens=chunk_tokens_for(self._config, block_tokens),
+            chunk_tokens=chunk_tokens_for(self._loaded, block_tokens),
             block_tokens=block_tokens,
             block_bytes=table.block_bytes,
             ranks=self._vllm_config.parallel_config.world_size,
         )
-        self._region = PoolRegion.create(layout, self._config.dram.capacity)
+        self._region = make_region(self._loaded, layout)
         self._mover = make_mover(table, self._region)
         return WorkerFacts(
             block_bytes=table.block_bytes,
