@@ -349,23 +349,6 @@ def test_help_imports_nothing_heavy() -> None:
     assert loaded & {"torch", "vllm", "numpy", "pydantic", "yaml", "httpx"} == set()
 
 
-def test_without_the_extra_the_install_line_is_printed() -> None:
-    code = "import sys; sys.modules['typer'] = None; from tierkv.cli import main; main()"
-    done = process("check", code=code)
-    assert done.returncode == 2
-    assert done.stdout == ""
-    assert (
-        done.stderr == "tierkv: the command line needs its extra; run: pip install 'tierkv[cli]'\n"
-    )
-
-
-def test_a_missing_module_of_another_kind_is_not_taken_for_the_extra() -> None:
-    code = "import sys; sys.modules['tierkv.errors'] = None; from tierkv.cli import main; main()"
-    done = process("check", code=code)
-    assert done.returncode == 1
-    assert "pip install" not in done.stderr
-
-
 def closed_pipe(arguments: Sequence[str]) -> tuple[int, str]:
     """Exit code and stderr of a command whose stdout nobody reads."""
     reader, writer = os.pipe()
