@@ -6,7 +6,7 @@ could otherwise bring back what was to be forgotten. What it failed to forget st
 told again.
 
 Threads and ownership. Owned by the Store's scheduler thread; no lock. The errand's coroutine runs
-on the I/O loop and touches only the tier.
+on the I/O loop and touches only the tier and the errand.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ class Forgetting:
         saves: the lane that must be quiet meanwhile.
         retry_after: seconds after which the tier is told again.
         cleared: called when the tier has forgotten everything.
+        gave_up: called with the reason, and how many chunks the tier held of those it forgot.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class Forgetting:
         retry_after: float,
         complain: Complaints,
         cleared: Callable[[], None],
+        gave_up: Callable[[str, int], None],
     ) -> None:
         self.any = False
         """Whether anything is to be forgotten; spares `covers` on hot paths."""
@@ -51,6 +53,7 @@ class Forgetting:
         self._retry_after = retry_after
         self._complain = complain
         self._cleared = cleared
+        self._gave_up = gave_up
         self._to_evict: dict[bytes, None] = {}
         self._to_clear = False
         self._evicting: dict[bytes, None] = {}
@@ -92,10 +95,12 @@ class Forgetting:
         self.any = bool(self._to_clear or self._clearing or self._to_evict or self._evicting)
 
     def _tell(self, keys: Sequence[bytes] | None) -> None:
-        async def tell() -> None:
-            await (self._tier.clear() if keys is None else self._tier.evict(keys))
+        errand = Errand(keys, self._told)
 
-        self._io.errand(Errand(keys, self._told), lambda: self._saves.alone(tell))
+        async def tell() -> None:
+            errand.held = await (self._tier.clear() if keys is None else self._tier.evict(keys))
+
+        self._io.errand(errand, lambda: self._saves.alone(tell))
 
     def _told(self, errand: Errand) -> None:
         if not errand.ok:
@@ -103,8 +108,10 @@ class Forgetting:
             self._to_clear |= self._clearing
             self._to_evict.update(self._evicting)
             self._again_at = self._clock() + self._retry_after
-        elif self._clearing:
-            self._cleared()
+        else:
+            self._gave_up("reset" if self._clearing else "invalid", errand.held)
+            if self._clearing:
+                self._cleared()
         self._clearing = False
         self._evicting = {}
         if errand.ok:

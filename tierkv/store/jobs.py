@@ -87,12 +87,14 @@ class Errand:
         on_done: called with the errand, on the scheduler thread.
         ok: the tier did it.
         error: what it raised instead.
+        held: chunks that it held of those it forgot.
     """
 
     keys: Sequence[bytes] | None
     on_done: Callable[[Any], None]
     ok: bool = False
     error: Exception | None = None
+    held: int = 0
     # ---- the scheduler's
     permit: int = 0
     """The breaker's, for a probe."""

@@ -100,7 +100,9 @@ class LowerTier:
             config.probe_after,
             self._complain,
             self._negative.clear,
+            self._gave_up,
         )
+        self._evictions_counted = 0
         self._answered_at = float("-inf")  # seconds, when the last read came back
         self._touches = 0
         self._probes: list[Errand] = []
@@ -148,6 +150,16 @@ class LowerTier:
         except Exception as error:
             self._complain("usage", ErrorKind.WORKER, error)
             return Usage(0, 0, 0)
+
+    def count_evictions(self) -> None:
+        """Put what the tier gave up for want of room since last time under its counter."""
+        evicted = self.usage().evicted_chunks
+        self._gave_up("capacity", evicted - self._evictions_counted)
+        self._evictions_counted = max(evicted, self._evictions_counted)
+
+    def _gave_up(self, reason: str, count: int) -> None:
+        if count > 0:
+            self._counters.add("tierkv_evictions_total", count, tier=self.name, reason=reason)
 
     # -- reading ---------------------------------------------------------------------------------
 

@@ -360,7 +360,7 @@ class Store:
         return usage
 
     def refresh_gauges(self) -> None:
-        """Bring the gauges among the counters up to date."""
+        """Bring the gauges among the counters up to date, and the tiers' own evictions."""
         put = self._counters.set
         for name, usage in self.usage().items():
             put("tierkv_chunks", usage.chunks, tier=name)
@@ -368,6 +368,7 @@ class Store:
             put("tierkv_capacity_bytes", usage.capacity_bytes, tier=name)
         put("tierkv_leased_slots", self._dram.index.leased)
         for lower in self._lowers:
+            lower.count_evictions()
             put("tierkv_breaker_state", lower.breaker.state, tier=lower.name)
             for op, count in (("load", len(lower.reads)), ("save", len(lower.writer.pending))):
                 put("tierkv_queue_depth", count, tier=lower.name, op=op)

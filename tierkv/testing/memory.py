@@ -31,6 +31,7 @@ class MemoryTier(Tier):
         self._capacity = capacity
         self._medium = medium or Medium()
         self._chunks: dict[bytes, tuple[bytes, list[bytes]]] = {}
+        self._evicted = 0
         self._is_open = False
 
     async def open(self, namespace: bytes, layout: SlotLayout) -> TierReport:
@@ -66,6 +67,7 @@ class MemoryTier(Tier):
             return Result(Outcome.DONE)
         if len(self._chunks) == self._capacity:
             del self._chunks[next(iter(self._chunks))]
+            self._evicted += 1
         self._chunks[chunk.key] = (chunk.tokens, [bytes(part) for part in parts])
         return Result(Outcome.DONE, nbytes=self._layout.slot_bytes)
 
@@ -84,7 +86,8 @@ class MemoryTier(Tier):
 
     def usage(self) -> Usage:
         size = self._layout.slot_bytes if self._is_open else 0
-        return Usage(len(self._chunks), len(self._chunks) * size, self._capacity * size)
+        used, capacity = len(self._chunks) * size, self._capacity * size
+        return Usage(len(self._chunks), used, capacity, self._evicted)
 
     async def close(self) -> None:
         self._is_open = False

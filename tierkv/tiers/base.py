@@ -62,11 +62,17 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Fill level of a tier. Bytes as the medium counts them; capacity 0 means unknown."""
+    """Fill level of a tier. Bytes as the medium counts them; capacity 0 means unknown.
+
+    Attributes:
+        evicted_chunks: given up for want of room since `open`; 0 also where others decide that
+            and do not tell.
+    """
 
     chunks: int
     used_bytes: int
     capacity_bytes: int
+    evicted_chunks: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -94,6 +94,7 @@ class DiskTier(Tier):
         self._is_open = False
         self._clearing = 0
         self._slot_bytes = 0
+        self._evicted = 0
         self._index = SlotIndex(0, make_policy(config.policy, 0))
         self._running: set[asyncio.Future[None]] = set()
         self._saving: dict[bytes, asyncio.Future[Result]] = {}
@@ -135,12 +136,15 @@ class DiskTier(Tier):
 
     def _adopt(self, found: Recovery) -> None:
         capacity = self._volume.most_slots
-        index = SlotIndex(capacity, make_policy(self._config.policy, capacity))
+        index = SlotIndex(capacity, make_policy(self._config.policy, capacity), self._on_evict)
         index.set_limit(found.slots)
         for entry, _ in found.entries:
             index.adopt(entry.key, entry.slot)
         self._facts = SlotFacts(capacity, found, self._wall_ns)
         self._index = index
+
+    def _on_evict(self, key: bytes, slot: int) -> None:
+        self._evicted += 1
 
     async def close(self) -> None:
         if not self._is_open:
@@ -166,7 +170,8 @@ class DiskTier(Tier):
 
     def usage(self) -> Usage:
         chunks = len(self._index)
-        return Usage(chunks, chunks * self._slot_bytes, self._config.capacity)
+        used = chunks * self._slot_bytes
+        return Usage(chunks, used, self._config.capacity, self._evicted)
 
     @_operation
     async def touch(self, keys: Sequence[bytes]) -> None:
@@ -298,6 +303,7 @@ class DiskTier(Tier):
             key = index.key_of(slot)
             if index.state(slot) == READY and not index.leases(slot) and key is not None:
                 index.remove(key)
+                self._evicted += 1
             elif index.state(slot) != FREE:
                 return slot + 1
         return max(0, index.limit - count)
