@@ -34,8 +34,7 @@ UNUSABLE = {
     ),
     "small": (
         tiers("100KiB"),
-        "inline: tiers.dram.capacity: dram: capacity=102400 bytes holds no chunk; set it to at least"
-        " 262144 bytes",
+        "inline: tiers.dram.capacity: dram: capacity=102400 bytes holds no chunk; set it to at lea",
     ),
 }
 
