@@ -84,7 +84,6 @@ class Record:
 
     documents: list[Document] = field(default_factory=list)
     samples: list[Sample] = field(default_factory=list)
-    clean_stops: int = 0
     kept: Server | None = None
 
     def of(self, phase: Phase) -> list[Sample]:
@@ -252,4 +251,4 @@ class Demo:
     def _stop(self, host: Host) -> None:
         self._report.stage(f"stopping vllm serve: {host.server.name}")
         host.client.close()
-        self.record.clean_stops += host.server.stop()
+        host.server.stop()

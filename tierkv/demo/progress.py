@@ -95,4 +95,5 @@ class BarReporter:
 def make_reporter(plain: bool = False) -> Reporter:
     """Bars if stderr is a terminal that can draw them, lines otherwise."""
     console = Console(stderr=True)
-    return BarReporter(console) if console.is_terminal and not plain else LineReporter()
+    drawable = console.is_terminal and not console.is_dumb_terminal and not plain
+    return BarReporter(console) if drawable else LineReporter()
