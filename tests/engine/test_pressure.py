@@ -56,10 +56,10 @@ def test_evictions_from_dram_and_disk_never_change_a_token(
     random_llama_dir: Path,
     tmp_path: Path,
 ) -> None:
-    # A chunk is 256 KiB: 14 in DRAM, fewer than 32 on disk, for ten documents of six or seven
-    # chunks; vLLM itself holds four of those.
-    config = tiers("3584KiB", disk(tmp_path / "kv", "8MiB"))
-    engine = start(random_llama_dir, config, num_gpu_blocks_override=81)
+    # A chunk is 256 KiB. Ten documents of six or seven chunks: vLLM holds three of them, DRAM four
+    # (28 chunks), the disk six.
+    config = tiers("7MiB", disk(tmp_path / "kv", "11MiB"))
+    engine = start(random_llama_dir, config, num_gpu_blocks_override=45, max_model_len=640)
     documents = [texts(140 + i, 390 + 12 * i) for i in range(10)]
     seed = 20_240_611
     print(f"seed {seed}")
