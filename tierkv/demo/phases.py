@@ -17,6 +17,7 @@ more than two servers run at a time: each takes about 2 GB of memory.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -43,6 +44,11 @@ WARM_UP = 0
 """Index of the document whose figures are thrown away, in each pass over the documents."""
 LAG = 3
 """More documents than vLLM's own small space holds."""
+GROUP = 4
+"""Documents asked about in one phase before it is the other one's turn."""
+QUIET_S = 1.2
+"""Seconds. vLLM's processes spin for one second after their last message: a server that was just
+asked takes processor time from the next one, which on two cores is half of what is measured."""
 START_STEPS = 15
 """Starting a server takes about as long as so many requests."""
 
@@ -174,13 +180,15 @@ class Demo:
         return self.record
 
     def _measure(self, hosts: dict[Phase, Host], *, question: int, turn: str) -> None:
-        """Ask about every document in every phase of `hosts`, now the one, now the other first."""
-        for document in self._order():
-            phases = list(hosts)
-            if document % 2:
-                phases.reverse()
+        """Ask about every document in every phase of `hosts`, a few here, then the same there."""
+        order = list(self._order())
+        phases = list(hosts)
+        for begin in range(0, len(order), GROUP):
             for phase in phases:
-                self._sample(phase, hosts[phase], document, question, turn)
+                time.sleep(QUIET_S)
+                for document in order[begin : begin + GROUP]:
+                    self._sample(phase, hosts[phase], document, question, turn)
+            phases.reverse()
 
     def _measure_restarted(self, tierkv: Host, restart: int) -> None:
         """Ask about every document twice: it comes from disk, and `LAG` documents later from DRAM.

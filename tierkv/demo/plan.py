@@ -59,7 +59,7 @@ class Plan:
         return 3 + self.restarts
 
 
-FULL = Plan(documents=12, rounds=4, restarts=2, answer_tokens=24)
+FULL = Plan(documents=8, rounds=3, restarts=1, answer_tokens=24)
 QUICK = Plan(documents=5, rounds=2, restarts=1, answer_tokens=16)
 
 
