@@ -132,6 +132,7 @@ class RedisServer:
             where = ["-s", self.options["unixsocket"]]
         done = subprocess.run(
             ["redis-cli", *where, *words],
+            stdin=subprocess.DEVNULL,
             capture_output=True,
             check=True,
             timeout=20,
@@ -153,6 +154,7 @@ class RedisServer:
         """GET, with any bytes."""
         done = subprocess.run(
             ["redis-cli", "-p", str(self.port), "--raw", "GET", name],
+            stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             check=True,
             timeout=20,
