@@ -17,8 +17,6 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 SUPPORTED = [(3, 11), (3, 12), (3, 13), (3, 14)]
-CPU_WHEELS = "https://download.pytorch.org/whl/cpu"
-"""Where PyTorch publishes its CPU builds (`torch==2.13.0+cpu`), which PyPI does not take."""
 OPTIONAL = ("torchvision", "torchaudio", "torchcodec")
 """Come along with vLLM and are not needed for text; one that does not fit torch breaks the rest."""
 QUIET_S = 20
@@ -146,13 +144,12 @@ def main():
     target = f"{ROOT}[{extras}]"
     say(f"installing tierkv[{extras}], about 2 GB the first time; pip's output: {log}")
     if pip_install(python, log, "--editable", target) != 0:
-        say("not all of it is on the index that pip uses; asking PyTorch's own as well")
-        if pip_install(python, log, "--extra-index-url", CPU_WHEELS, "--editable", target) != 0:
-            print("".join(log.read_text(errors="replace").splitlines(True)[-8:]), end="")
-            fail(
-                f"pip could not install it (above its last lines, all in {log}); "
-                "run 'make env' again when the network is there"
-            )
+        print("".join(log.read_text(errors="replace").splitlines(True)[-8:]), end="")
+        fail(
+            f"pip could not install it (above its last lines, all in {log}). If it lacks a CPU "
+            "build of torch, which PyTorch publishes on an index of its own, set "
+            "PIP_EXTRA_INDEX_URL to that index; then run 'make env' again"
+        )
     if "vllm" in extras:
         drop_what_does_not_fit(python)
         say("asking vLLM for its version")
