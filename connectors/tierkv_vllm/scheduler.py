@@ -38,6 +38,9 @@ if TYPE_CHECKING:
 
 logger = init_logger(__name__)
 
+PATIENCE_TOKENS = 8192
+"""Computed tokens of a prompt that may wait to be saved until its first token is out."""
+
 NO_OPS: CopyOps = np.empty((0, 3), dtype=np.int32)
 
 
@@ -198,7 +201,7 @@ class SchedulerSide:
             tracked.computed = tracked.request.num_computed_tokens
             # vLLM lets a request share blocks that another one computes in this very step: what
             # an admitted request counts as computed may not exist before the step has run.
-            if request_id not in admitted:
+            if request_id not in admitted and not self._nears_first_token(tracked):
                 saves += self._unsaved(tracked)
             tracked.computed += scheduled
         save = self._save_job(saves)
@@ -233,6 +236,14 @@ class SchedulerSide:
                 else:
                     tracked.block_ids += new_ids[0]
         return {new.req_id for new in output.scheduled_new_reqs} | cached.resumed_req_ids
+
+    def _nears_first_token(self, tracked: TrackedRequest) -> bool:
+        """Somebody waits for the prompt's first token: its saves can come after it.
+
+        Not without end: a long prompt would then be copied all at once.
+        """
+        backlog = tracked.computed - tracked.saved * self._layout.chunk_tokens
+        return tracked.request.num_output_tokens == 0 and backlog < PATIENCE_TOKENS
 
     def _unsaved(self, tracked: TrackedRequest) -> list[tuple[list[Chunk], list[int]]]:
         """Chunks whose KV is complete and not saved yet, with the request's blocks for them."""
