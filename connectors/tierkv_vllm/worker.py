@@ -71,6 +71,10 @@ class WorkerSide:
             raise
         except (TierKVError, OSError, MemoryError) as error:
             self._facts = WorkerFacts(refusal=str(error))
+        except Exception as error:
+            # Torch, Triton or a driver: whatever it is, the engine serves without us.
+            logger.exception("TierKV: preparing the page mover raised")
+            self._facts = WorkerFacts(refusal=f"{type(error).__name__}: {error}")
 
     def _open(self, kv_caches: dict[str, torch.Tensor]) -> WorkerFacts:
         kv_pages.check_supported(self._vllm_config, self._kv_cache_config)

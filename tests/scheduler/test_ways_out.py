@@ -264,3 +264,16 @@ def test_random_traffic_leaves_nothing_behind(make_rig: MakeRig, tmp_path: Path,
         if name not in aborted:
             assert rig.outputs[name] == expected_output(prompt, count), name
     idle(rig)
+
+
+def test_a_mover_that_cannot_be_made_leaves_the_engine_alone(
+    make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*args: object) -> None:
+        raise RuntimeError("no C compiler")
+
+    monkeypatch.setattr("tierkv_vllm.worker.make_mover", broken)
+    rig = make_rig()
+    assert rig.connector._aside == "RuntimeError: no C compiler"
+    rig.generate("without", text(38, 300))
+    assert rig.free_blocks() == rig.num_blocks - 1
