@@ -32,7 +32,7 @@ Row = tuple[dict[str, str], float]
 @pytest.fixture(scope="module")
 def short_path() -> Iterator[Path]:
     """A directory with a short name: pytest's own are too long for UNIX sockets below them."""
-    with tempfile.TemporaryDirectory(prefix="tk-") as path:
+    with tempfile.TemporaryDirectory(prefix="tkh-") as path:
         yield Path(path)
 
 
