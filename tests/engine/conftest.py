@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.engine.engines import Engine, Reference, disk, options, tiers
+from tests.engine.engines import REFERENCE_CPU, Engine, Reference, disk, options, tiers
 from tests.engine.prompts import Texts
 from tierkv.demo.server import cpu_binding
 
@@ -46,7 +46,7 @@ def texts(model_dir: Path) -> Texts:
 def reference(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reference]:
     """The right answers of the real model, in float32."""
     log = tmp_path_factory.mktemp("plain") / "log"
-    engine = Engine(options(model_dir, enable_prefix_caching=False), log)
+    engine = Engine(options(model_dir, enable_prefix_caching=False), log, REFERENCE_CPU)
     yield Reference(engine)
     engine.close()
 
@@ -57,7 +57,7 @@ def small_reference(
 ) -> Iterator[Reference]:
     """The right answers of the small random model, which computes twenty times as fast."""
     log = tmp_path_factory.mktemp("small") / "log"
-    engine = Engine(options(random_llama_dir, enable_prefix_caching=False), log)
+    engine = Engine(options(random_llama_dir, enable_prefix_caching=False), log, REFERENCE_CPU)
     yield Reference(engine)
     engine.close()
 

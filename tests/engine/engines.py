@@ -24,10 +24,15 @@ BLOCK = 32
 """Tokens in an engine block."""
 CHUNK = 64
 """Tokens in a chunk: TierKV's default for this block size."""
+ANSWER = 6
+"""Tokens of an answer, unless a test wants another number of them."""
 
+CPUS = sorted(os.sched_getaffinity(0))
+REFERENCE_CPU = {"VLLM_CPU_OMP_THREADS_BIND": str(CPUS[0])}
+"""References compute while engines under test do: on another CPU, if there is one."""
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
-    "VLLM_CPU_OMP_THREADS_BIND": str(max(os.sched_getaffinity(0))),
+    "VLLM_CPU_OMP_THREADS_BIND": str(CPUS[-1]),
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "HF_HUB_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
@@ -105,7 +110,10 @@ class Engine:
         return value
 
     def generate(
-        self, prompts: Sequence[Prompt], count: int = 8, params: Mapping[str, Any] | None = None
+        self,
+        prompts: Sequence[Prompt],
+        count: int = ANSWER,
+        params: Mapping[str, Any] | None = None,
     ) -> list[Answer]:
         """See `Host.generate`."""
         return self.run(Host.generate, prompts, count, params)
@@ -212,7 +220,7 @@ class Reference:
         self._known: dict[tuple[tuple[int, ...], int], tuple[int, ...]] = {}
 
     @contextlib.contextmanager
-    def meanwhile(self, prompts: Sequence[Prompt], count: int = 8) -> Iterator[None]:
+    def meanwhile(self, prompts: Sequence[Prompt], count: int = ANSWER) -> Iterator[None]:
         """Compute answers while the block does something else."""
         lacking = [p for p in prompts if (tuple(p), count) not in self._known]
         self._engine.begin(one_by_one, lacking, count)
@@ -227,7 +235,7 @@ class Reference:
             )
             self._known[tuple(prompt), count] = answer.tokens
 
-    def tokens(self, prompts: Sequence[Prompt], count: int = 8) -> list[tuple[int, ...]]:
+    def tokens(self, prompts: Sequence[Prompt], count: int = ANSWER) -> list[tuple[int, ...]]:
         """The right tokens for each prompt."""
         with self.meanwhile(prompts, count):
             pass

@@ -15,7 +15,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.engine.engines import BLOCK, Reference, disk, hit, tiers
+from tests.engine.engines import ANSWER, BLOCK, Reference, disk, hit, tiers
 from tests.engine.prompts import Texts
 from tierkv.demo.paths import DemoError
 from tierkv.demo.ports import free_port
@@ -75,8 +75,17 @@ def config(short_path: Path) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def server(make_server: Callable[..., Server], config: dict[str, Any]) -> Server:
-    """Connector by its name alone, as the plug-in registers it."""
+def mistaken(make_server: Callable[..., Server], short_path: Path) -> Server:
+    """A server with a mistake on line 4 of its configuration; it takes a while to end."""
+    (short_path / "tierkv.yaml").write_text(
+        "version: 1\ntiers:\n  - type: dram\n    capacty: 1GiB\n"
+    )
+    return make_server(NAME, {"config": str(short_path / "tierkv.yaml")})
+
+
+@pytest.fixture(scope="module")
+def server(make_server: Callable[..., Server], config: dict[str, Any], mistaken: Server) -> Server:
+    """Connector by its name alone, as the plug-in registers it. Starts beside `mistaken`."""
     server = make_server(NAME, config)
     server.wait_ready()
     return server
@@ -88,11 +97,11 @@ def post(server: Server, path: str, body: object = None) -> httpx.Response:
 
 
 def ask(server: Server, prompt: Sequence[int], **more: Any) -> tuple[tuple[int, ...], int]:
-    """Eight greedy tokens, and how many of the prompt's were cached."""
+    """A greedy answer, and how many of the prompt's were cached."""
     body = {
         "model": "small",
         "prompt": list(prompt),
-        "max_tokens": 8,
+        "max_tokens": ANSWER,
         "temperature": 0,
         "ignore_eos": True,
         "return_token_ids": True,
@@ -214,12 +223,10 @@ def test_a_restarted_server_finds_its_cache_by_the_other_way_in(
 
 
 def test_a_mistake_in_the_configuration_ends_the_server_with_one_line(
-    make_server: Callable[..., Server], short_path: Path
+    mistaken: Server, short_path: Path
 ) -> None:
     file = short_path / "tierkv.yaml"
-    file.write_text("version: 1\ntiers:\n  - type: dram\n    capacty: 1GiB\n")
-    server = make_server(NAME, {"config": str(file)})
     with pytest.raises(DemoError, match="ended by itself"):
-        server.wait_ready()
-    lines = server.log.read_text(errors="replace").splitlines()
+        mistaken.wait_ready()
+    lines = mistaken.log.read_text(errors="replace").splitlines()
     assert [line for line in lines if f"{file}:4:5: tiers.0.dram.capacty: unknown key" in line]

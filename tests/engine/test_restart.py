@@ -88,9 +88,10 @@ def test_a_restarted_engine_hits_on_disk_and_a_damaged_chunk_is_a_miss(
     flip_bytes_of(directory, saved.prompts[1])
     engine = start(model_dir, tiers("256MiB", disk(directory)))
     # The bytes that went to disk are those that come back into the engine's memory.
-    pages, first = engine.run(pages_after_prefill, saved.prompts[0], hit(LENGTHS[0]))
+    with reference.meanwhile(saved.prompts):
+        pages, first = engine.run(pages_after_prefill, saved.prompts[0], hit(LENGTHS[0]))
+        rest = engine.generate(saved.prompts[1:])
     assert np.array_equal(pages, saved.pages)
-    rest = engine.generate(saved.prompts[1:])
     right = reference.tokens(saved.prompts)
     assert [first.tokens, *tokens_of(rest)] == [right[0][:3], *right[1:]]
     assert [first.cached, *cached_of(rest)] == [hit(LENGTHS[0]), 0, hit(LENGTHS[2])]

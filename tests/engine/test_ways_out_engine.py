@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from tests.engine.engines import BLOCK, Engine, Reference, cached_of, hit, tokens_of
+from tests.engine.engines import ANSWER, BLOCK, Engine, Reference, cached_of, hit, tokens_of
 from tests.engine.host import Answer, Host, Prompt
 from tests.engine.prompts import Texts
 from tests.scheduler.movers import LateMover
@@ -38,12 +38,12 @@ def let_go(host: Host, mover: LateMover) -> None:
 def abort_during_load(host: Host, prompt: Prompt, other: Prompt) -> tuple[dict[str, int], Answer]:
     """Abort a request whose KV is being loaded, and run another one meanwhile."""
     mover = hold_copies(host)
-    host.add("aborted", prompt, 8)
+    host.add("aborted", prompt, ANSWER)
     host.step_until(lambda: mover.waiting[1] == 1)
     host.engine.abort_request(["aborted"])
     host.step()
     during = host.leftovers()
-    host.add("other", other, 8)
+    host.add("other", other, ANSWER)
     answer = host.step_until(lambda: "other" not in host.scheduler.requests)
     let_go(host, mover)
     answer |= host.run()
@@ -57,7 +57,7 @@ def abort_during_save(host: Host, prompt: Prompt, others: Sequence[Prompt]) -> l
     host.step_until(lambda: mover.waiting[0] > 0)
     host.engine.abort_request(["aborted"])
     for i, other in enumerate(others):
-        host.add(f"other {i}", other, 8)
+        host.add(f"other {i}", other, ANSWER)
     answers = host.step_until(lambda: not host.scheduler.has_unfinished_requests())
     let_go(host, mover)
     host.run()
@@ -106,9 +106,10 @@ def test_loaded_pages_are_the_saved_ones_byte_for_byte(tiered: Engine, texts: Te
 
 def test_abort_in_the_middle_of_a_load(tiered: Engine, reference: Reference, texts: Texts) -> None:
     prompt, other = texts(102, 300), texts(103, 280)
-    tiered.generate([prompt])
-    tiered.forget()
-    during, answer = tiered.run(abort_during_load, prompt, other)
+    with reference.meanwhile([prompt, other]):
+        tiered.generate([prompt])
+        tiered.forget()
+        during, answer = tiered.run(abort_during_load, prompt, other)
     # Until the copy has ended, nobody else may get its blocks; then everything comes back.
     assert during["vllm requests"] == 1
     assert during["blocks"] >= hit(300) // BLOCK
@@ -124,7 +125,8 @@ def test_abort_in_the_middle_of_a_save(tiered: Engine, reference: Reference, tex
     prompt = texts(105, 600)
     # Together more than the engine has room for: the aborted request's blocks are written again.
     others = [texts(106 + i, 580) for i in range(5)]
-    answers = tiered.run(abort_during_save, prompt, others)
+    with reference.meanwhile([*others, prompt]):
+        answers = tiered.run(abort_during_save, prompt, others)
     assert tokens_of(answers) == reference.tokens(others)
     assert nothing_left(tiered)
     tiered.forget()
