@@ -162,9 +162,10 @@ class RedisServer:
         return done.stdout[:-1]  # redis-cli ends its output with a newline
 
     def names(self) -> list[str]:
-        """All keys but the generations', sorted."""
+        """All keys that hold chunks, sorted."""
         names = self.cli("KEYS", "*").splitlines()
-        return sorted(name for name in names if name and not name.endswith(":generation"))
+        others = (":generation", ":about")
+        return sorted(name for name in names if name and not name.endswith(others))
 
     def name_of(self, chunk: Chunk) -> str:
         """The key on the server that holds the chunk."""

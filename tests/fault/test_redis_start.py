@@ -6,12 +6,14 @@ Rows 19, 28 and 30 of the fault matrix, and what `check_server` tells an operato
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from redis import Redis
 
 from tests.redis_kit import (
     CHUNKS,
@@ -29,6 +31,7 @@ from tests.redis_kit import (
     run,
     save,
     save_all,
+    until,
 )
 from tierkv.config.base import SecretRef
 from tierkv.errors import TierError
@@ -227,6 +230,106 @@ def test_a_missing_password_stops_the_start(tmp_path: Path) -> None:
 def test_a_password_file_that_is_not_there_stops_the_start(server: RedisServer) -> None:
     message = refusal(url=server.url, password=SecretRef(file="/no/such/file"))
     assert "/no/such/file: No such file or directory" in message
+
+
+def test_a_user_that_needs_no_password_is_still_named(server: RedisServer) -> None:
+    server.cli("ACL", "SETUSER", "kv", "on", "nopass", "~tierkv:*", "-@all", *RIGHTS.split())
+    server.cli("ACL", "SETUSER", "default", "off")
+
+    async def test() -> None:
+        tier = await opened(make_config(server.url, username="kv"))
+        assert (await save(tier, CHUNKS[0])).outcome is Outcome.DONE
+        await tier.close()
+
+    run(test)
+
+
+def test_a_password_that_is_no_text_is_sent_as_it_is(tmp_path: Path) -> None:
+    file = tmp_path / "password"
+    file.write_bytes(b"\xff\xfesecret")
+
+    async def test() -> None:
+        with RedisServer(tmp_path / "node", **{"cluster-enabled": "yes"}) as node:
+            node.cli("CLUSTER", "ADDSLOTSRANGE", "0", "16383")
+            until(lambda: "cluster_state:ok" in node.cli("CLUSTER", "INFO"))
+            node.cli("CONFIG", "SET", "requirepass", file.read_bytes())
+            config = make_config(node.url[:-2], cluster=True, password=SecretRef(file=file))
+            tier = await opened(config)
+            assert (await save(tier, CHUNKS[0])).outcome is Outcome.DONE
+            await tier.close()
+
+    run(test)
+
+
+def test_a_server_with_no_room_for_clients_is_tried_again(
+    server: RedisServer, password: SecretRef
+) -> None:
+    server.cli("ACL", "SETUSER", "kv", "on", f">{SECRET}", "~*", "+@all")
+    with Redis(port=server.port) as other:
+        other.config_set("maxclients", 1)
+
+        async def test() -> TierReport:
+            tier = RedisTier(make_config(server.url, username="kv", password=password))
+            report = await tier.open(NAMESPACE, LAYOUT)
+            other.config_set("maxclients", 100)
+            await connected(tier)
+            assert (await save(tier, CHUNKS[0])).outcome is Outcome.DONE
+            await tier.close()
+            return report
+
+        [note] = run(test).notes
+    # It may hang up before it was asked anything.
+    assert "takes no more connections; raise maxclients" in note or "closes the connection" in note
+
+
+@pytest.mark.parametrize(
+    ("says", "told"),
+    [
+        (b"-DENIED Redis is running in protected mode\r\n", "refuses (DENIED)"),
+        (b"-\x1b[2Jgotcha\nall is well\r\n", "refuses (UNKNOWN)"),
+    ],
+)
+def test_what_a_stranger_says_at_once_is_told_but_not_repeated(
+    password: SecretRef, says: bytes, told: str
+) -> None:
+    async def test() -> TierReport:
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.read(1)
+            writer.write(says * 2)
+            await reader.read()
+            writer.close()
+
+        async with await asyncio.start_server(serve, "127.0.0.1") as stranger:
+            port = stranger.sockets[0].getsockname()[1]
+            tier = RedisTier(make_config(f"redis://127.0.0.1:{port}", password=password))
+            report = await tier.open(NAMESPACE, LAYOUT)
+            await tier.close()
+        return report
+
+    [note] = run(test).notes
+    assert told in note
+    assert note.isprintable()
+
+
+def test_a_cluster_that_names_no_address_leads_nowhere() -> None:
+    bad = b"127.0.0.1\x1b[31m"
+    slots = b"*1\r\n*3\r\n:0\r\n:16383\r\n*2\r\n$%d\r\n%b\r\n:6379\r\n" % (len(bad), bad)
+
+    async def test() -> TierReport:
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            while request := await reader.read(4096):
+                writer.write(slots if b"SLOTS" in request else b"+OK\r\n" * request.count(b"*"))
+            writer.close()
+
+        async with await asyncio.start_server(serve, "127.0.0.1") as stranger:
+            port = stranger.sockets[0].getsockname()[1]
+            tier = RedisTier(make_config(f"redis://127.0.0.1:{port}", cluster=True))
+            report = await tier.open(NAMESPACE, LAYOUT)
+            await tier.close()
+        return report
+
+    [note] = run(test).notes
+    assert "the servers name an address that is none" in note
 
 
 @pytest.mark.parametrize(

@@ -43,6 +43,11 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+def is_host(host: str) -> bool:
+    """Whether it can be the name or address of a machine."""
+    return bool(host) and len(host) < 256 and _HOST.fullmatch(host) is not None
+
+
 def _url(value: str) -> str:
     # Never with the value: people do put passwords into URLs.
     try:

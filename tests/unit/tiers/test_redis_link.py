@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from tierkv.errors import ErrorKind
-from tierkv.tiers.redis.commands import ReplyError, command, pipeline, set_head
+from tierkv.tiers.redis.commands import ReplyError, command, parse_error, pipeline, set_head
 from tierkv.tiers.redis.link import Link, LinkLost, NotSent, Sink
 
 Script = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -325,3 +325,19 @@ def test_a_request_sent_in_part_ends_the_link_and_one_whose_turn_did_not_come_do
         over.set()
 
     talk(script, test)
+
+
+@pytest.mark.parametrize(
+    ("line", "code"),
+    [
+        (b"OOM command not allowed", "OOM"),
+        (b"NOAUTH", "NOAUTH"),
+        (b"", "UNKNOWN"),
+        (b"\x1b]0;gotcha\x07 x", "UNKNOWN"),
+        (b"all is\nwell", "UNKNOWN"),
+        (b"\xff\xfe", "UNKNOWN"),
+        (b"A" * 33, "UNKNOWN"),
+    ],
+)
+def test_the_code_of_an_error_is_a_word_whatever_the_server_says(line: bytes, code: str) -> None:
+    assert parse_error(line).code == code

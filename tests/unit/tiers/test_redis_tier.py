@@ -18,6 +18,7 @@ from tests.redis_kit import (
     RECORD_BYTES,
     RedisServer,
     ask,
+    connected,
     eventually,
     expected,
     load,
@@ -448,6 +449,49 @@ def test_engines_of_another_geometry_do_not_see_each_other(
 
     run(test)
     assert stored[0] in server.names()
+
+
+def test_engines_of_another_model_do_not_see_each_other_nor_take_their_values(
+    server: RedisServer, stored: tuple[str, bytes]
+) -> None:
+    other = b"another-model-16"
+
+    async def test() -> None:
+        tier = RedisTier(make_config(server.url))
+        await tier.open(other, LAYOUT)
+        await connected(tier)
+        assert await ask(tier, [CHUNKS[0].key]) == [Presence.MISS]
+        # Even if somebody puts it where this one looks.
+        word = server.cli("GET", f"tierkv:{other.hex()}:generation")
+        _, _, shape, _, key = stored[0].split(":")
+        server.set_value(f"tierkv:{other.hex()}:{shape}:{word}:{key}", stored[1])
+        result, _ = await load(tier, CHUNKS[0])
+        assert result == Result(Outcome.FAILED, ErrorKind.KEY_MISMATCH, RECORD_BYTES)
+        await tier.clear()
+        await tier.close()
+
+    run(test)
+    assert server.value(stored[0]) == stored[1]
+
+
+@pytest.mark.parametrize("spoil", [("LPUSH", "x"), ("SET", "no word"), ("SET", "")])
+def test_a_generation_that_is_none_is_written_over(
+    server: RedisServer, spoil: tuple[str, str]
+) -> None:
+    name = f"tierkv:{NAMESPACE.hex()}:generation"
+    server.cli(spoil[0], name, spoil[1])
+
+    async def test() -> None:
+        tier = await opened(make_config(server.url))
+        assert (await save(tier, CHUNKS[0])).outcome is Outcome.DONE
+        server.cli("DEL", name)
+        server.cli(spoil[0], name, spoil[1])
+        await tier.look_after()
+        assert (await load(tier, CHUNKS[0]))[0].outcome is Outcome.DONE
+        await tier.close()
+
+    run(test)
+    assert len(bytes.fromhex(server.cli("GET", name))) == 4
 
 
 def test_a_value_that_went_behind_our_back_is_a_plain_miss(

@@ -7,6 +7,7 @@ Needs no right beyond those that the tier needs. Runs on the event loop.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -126,11 +127,10 @@ def _about_server(
     is_cluster = info.get("cluster_enabled") == "1"
     if is_cluster and not config.cluster:
         yield Finding(f"{endpoint} is a node of a cluster; set cluster: true", fatal=True)
-    version = tuple(int(n) for n in info.get("redis_version", "").split(".")[:2] if n.isdigit())
-    if version and version < LEAST_VERSION:
+    version = re.match(r"([0-9]{1,4})\.([0-9]{1,4})", info.get("redis_version", ""))
+    if version and (int(version[1]), int(version[2])) < LEAST_VERSION:
         yield Finding(
-            f"{endpoint} is Redis {info['redis_version']}, which gets no security fixes any more; "
-            "update it"
+            f"{endpoint} is Redis {version[0]}, which gets no security fixes any more; update it"
         )
     policy = info.get("maxmemory_policy", "")
     if info.get("maxmemory") == "0":

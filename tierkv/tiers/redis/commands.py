@@ -6,6 +6,7 @@ Pure functions and values; any thread.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -24,6 +25,18 @@ class ReplyError:
 
     code: str
     text: str
+
+
+_CODE = re.compile(r"[A-Z0-9_]{1,32}")
+
+
+def parse_error(line: bytes) -> ReplyError:
+    """What an error reply says, without the `-` before it.
+
+    Its first word is shown to people, so it must be one: nobody's control characters in our log.
+    """
+    code, _, text = line.decode("ascii", "replace").partition(" ")
+    return ReplyError(code if _CODE.fullmatch(code) else "UNKNOWN", text)
 
 
 Reply: TypeAlias = int | bytes | ReplyError | None

@@ -143,8 +143,9 @@ class Dialer:
     async def _greet(self, link: Link, endpoint: Endpoint, deadline: float, master: bool) -> None:
         config = self._config
         requests: list[tuple[str, bytes]] = []
-        if config.password is not None:
-            password = read_secret(config.password)
+        if config.username or config.password is not None:
+            # A user may need no password; Redis then takes any, but wants to hear the name.
+            password = b"" if config.password is None else read_secret(config.password)
             words = [config.username.encode()] if config.username else []
             requests.append(("AUTH", command(b"AUTH", *words, password)))
         if config.database:
@@ -163,7 +164,11 @@ class Dialer:
         user = self._config.username or "default"
         if is_unavailable(error) or (name == "PING" and error.code == "ERR"):
             return DialError(f"{endpoint} is not ready ({error.code})", ErrorKind.EIO)
-        if name == "AUTH" or error.code == "NOAUTH":
+        if "max number of clients" in error.text:  # said to whatever was asked first
+            return DialError(
+                f"{endpoint} takes no more connections; raise maxclients there", ErrorKind.EIO
+            )
+        if error.code in ("WRONGPASS", "NOAUTH") or (name, error.code) == ("AUTH", "ERR"):
             message = (
                 f"{endpoint} does not take the password of user {user!r}; "
                 "set username and password, or mend the user there"

@@ -22,7 +22,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import AuthenticationError, NoPermissionError, RedisError, ResponseError
 
 from tierkv.config.base import SecretRef
-from tierkv.config.redis import RedisConfig, SentinelConfig
+from tierkv.config.redis import RedisConfig, SentinelConfig, is_host
 from tierkv.errors import ErrorKind
 from tierkv.tiers.redis.dial import DialError, Endpoint, read_secret, rights_message
 
@@ -87,7 +87,7 @@ async def _ask_sentinels(config: RedisConfig, watched: SentinelConfig) -> Endpoi
     finally:
         for client in sentinel.sentinels:
             await client.aclose()
-    return Endpoint(str(host), int(port))
+    return _endpoint(str(host), int(port))
 
 
 async def _ask_node(config: RedisConfig, endpoint: Endpoint) -> list[SlotRange]:
@@ -131,8 +131,15 @@ def _ranges(found: list[Any], asked: Endpoint) -> list[SlotRange]:
     ranges = []
     for first, last, master, *_ in found:
         host = (master[0] or b"").decode()  # none means: the one that you reached me by
-        ranges.append((int(first), int(last), Endpoint(host or asked.host, int(master[1]))))
+        ranges.append((int(first), int(last), _endpoint(host or asked.host, int(master[1]))))
     return ranges
+
+
+def _endpoint(host: str, port: int) -> Endpoint:
+    """Where we are led, if that is an address at all: it is connected to, and shown to people."""
+    if not is_host(host) or not 0 < port < 1 << 16:
+        raise DialError("the servers name an address that is none", ErrorKind.PROTOCOL)
+    return Endpoint(host, port)
 
 
 def _client_arguments(
@@ -144,7 +151,7 @@ def _client_arguments(
         "socket_connect_timeout": ASK_SECONDS,
         "retry": Retry(NoBackoff(), 0),
         "username": username,
-        "password": read_secret(password).decode() if password is not None else None,
+        "password": read_secret(password) if password is not None else None,
     }
     if config.uses_tls:
         files = {"ca_certs": config.tls_ca, "certfile": config.tls_cert, "keyfile": config.tls_key}

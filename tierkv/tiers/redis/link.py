@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeAlias, cast
 
 from tierkv.errors import ErrorKind
-from tierkv.tiers.redis.commands import Reply, ReplyError
+from tierkv.tiers.redis.commands import Reply, parse_error
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
@@ -357,8 +357,7 @@ class Link(asyncio.BufferedProtocol):
         elif kind == b"+":
             self._reply(rest)
         elif kind == b"-":
-            code, _, text = rest.decode("ascii", "replace").partition(" ")
-            self._reply(ReplyError(code, text))
+            self._reply(parse_error(rest))
         elif line == b"$-1":
             self._reply(None)
         elif kind == b"$" and rest.isdigit() and len(rest) < 12:

@@ -14,7 +14,7 @@ import logging
 from collections.abc import Callable
 
 from tierkv.config.redis import RedisConfig
-from tierkv.tiers.redis.commands import command
+from tierkv.tiers.redis.commands import ReplyError, command
 from tierkv.tiers.redis.generation import Step
 from tierkv.tiers.redis.link import LinkLost
 from tierkv.tiers.redis.names import Names
@@ -94,6 +94,8 @@ class Upkeep:
                 return
             try:
                 value = (await link.ask(b"".join(read), len(read), self._talk.deadline()))[0]
+                if isinstance(value, ReplyError) and value.code == "WRONGTYPE":
+                    value = b""  # somebody's list or hash: no word, to be written over
                 if not isinstance(value, bytes | None):
                     return  # LOADING, MOVED, ...: another time
                 step = generation.found(value)
