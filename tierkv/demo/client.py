@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -77,15 +77,19 @@ class Client:
             base_url=server.url, timeout=httpx.Timeout(REQUEST_TIMEOUT_S), trust_env=False
         )
 
-    def ask(self, prompt: str, answer_tokens: int) -> Answer:
+    def ask(self, prompt: str | Sequence[int], answer_tokens: int) -> Answer:
         """Greedy continuation of `prompt` by exactly `answer_tokens` tokens.
+
+        Args:
+            prompt: text, or token ids.
+            answer_tokens: how many.
 
         Raises:
             DemoError: the server refused, failed or died; shows the end of its log.
         """
         body = {
             "model": MODEL,
-            "prompt": prompt,
+            "prompt": prompt if isinstance(prompt, str) else list(prompt),
             "max_tokens": answer_tokens,
             "ignore_eos": True,
             "temperature": 0,
@@ -198,5 +202,7 @@ def parse_counters(metrics: str) -> Counters:
             elif sample.name == "tierkv_query_tokens_total" and sample.labels["outcome"] == "hit":
                 tier = sample.labels["tier"]
                 by_tier[tier] = by_tier.get(tier, 0) + int(sample.value)
-    # TierKV's own count knows every tier by its name; vLLM's knows its own cache.
+    if by_tier:
+        # TierKV's own count knows every tier by its name, vLLM's only some; its own cache it knows.
+        by_source = {"gpu": by_source.get("gpu", 0)}
     return Counters(prompt_tokens, {**by_source, **by_tier})

@@ -98,7 +98,7 @@ def test_vllms_sources_become_tiers() -> None:
 
 def test_tierkvs_own_counters_win_and_only_hits_count() -> None:
     counters = parse_counters(METRICS + OWN_METRICS)
-    assert counters.hit_tokens == {"gpu": 7, "dram": 6, "p2p": 0, "attic": 2}
+    assert counters.hit_tokens == {"gpu": 7, "dram": 6, "attic": 2}
 
 
 def test_a_difference_of_counters_leaves_out_idle_tiers() -> None:
