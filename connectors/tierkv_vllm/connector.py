@@ -186,7 +186,7 @@ class TierKVConnector(KVConnectorBase_V1, SupportsHMA):
         if self._scheduler is None:
             return
         try:
-            self._scheduler.allocated(request, blocks.get_block_ids()[0], num_external_tokens)
+            self._scheduler.allocated(request, blocks.get_block_ids(), num_external_tokens)
         except Exception:
             self._stand_aside("update_state_after_alloc raised; please report this", trace=True)
             if num_external_tokens > 0:

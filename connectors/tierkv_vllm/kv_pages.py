@@ -17,6 +17,8 @@ from vllm.v1.kv_cache_interface import (
     FullAttentionSpec,
     KVCacheConfig,
     KVCacheSpec,
+    MLAAttentionSpec,
+    SlidingWindowSpec,
     UniformTypeKVCacheSpecs,
     group_kernel_blocks,
 )
@@ -25,6 +27,10 @@ from tierkv.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
+
+SERVED = (FullAttentionSpec, MLAAttentionSpec, SlidingWindowSpec)
+"""Kinds of layers whose rules are known here. Not their subclasses: those have rules of their own
+(sinks, gaps, compressed pages)."""
 
 
 def check_supported(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> None:
@@ -35,23 +41,24 @@ def check_supported(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> 
     """
     groups = kv_cache_config.kv_cache_groups
     parallel = vllm_config.parallel_config
-    if len(groups) != 1:
-        kinds = ", ".join(sorted({type(g.kv_cache_spec).__name__ for g in groups})) or "none"
-        raise UnsupportedError(f"the model has {len(groups)} KV cache groups ({kinds}), not one")
-    if 0 not in kv_cache_config.prefix_cacheable_group_ids:
-        raise UnsupportedError("vLLM excludes the model's KV cache from prefix caching or transfer")
-    if getattr(groups[0], "is_eagle_group", False):
+    if not groups:
+        raise UnsupportedError("the model has no KV cache")
+    if any(getattr(group, "is_eagle_group", False) for group in groups):
         # Their KV depends on the target model's hidden states, not on tokens alone.
-        raise UnsupportedError("a draft model's layers share the KV cache group")
+        raise UnsupportedError("a draft model's layers have a KV cache of their own")
     for name, spec in _layer_specs(kv_cache_config):
-        # A window or a state needs rules of its own. (With vLLM's hybrid manager off, windowed
-        # layers come as FullAttentionSpec and keep every token: those are served.)
-        if not isinstance(spec, FullAttentionSpec):
+        # A state needs rules of its own. (With vLLM's hybrid manager off, layers with a window
+        # come as FullAttentionSpec and keep every token.)
+        if type(spec) not in SERVED:
             raise UnsupportedError(
-                f"layer {name} keeps a {type(spec).__name__}, not full attention"
+                f"layer {name} keeps a {type(spec).__name__}, neither full attention nor a "
+                "sliding window"
             )
         if getattr(spec, "non_causal", False):
             raise UnsupportedError(f"layer {name} attends to later tokens")
+    # A claim is good only if every group has it: one that must not be stored spoils all.
+    if len(kv_cache_config.prefix_cacheable_group_ids) < len(groups):
+        raise UnsupportedError("vLLM excludes a KV cache group from prefix caching or transfer")
     for what in ("decode_context_parallel_size", "prefill_context_parallel_size"):
         if getattr(parallel, what, 1) > 1:
             raise UnsupportedError(f"{what} is greater than 1")
@@ -61,15 +68,28 @@ def check_supported(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> 
         raise UnsupportedError("encoder-decoder models")
 
 
-def block_tokens(kv_cache_config: KVCacheConfig) -> int:
-    """Tokens in one engine block."""
-    return kv_cache_config.kv_cache_groups[0].kv_cache_spec.block_size
+def group_sizes(kv_cache_config: KVCacheConfig) -> list[tuple[int, int | None]]:
+    """Tokens in a block, and the window (None: no end), of each KV cache group."""
+    sizes: list[tuple[int, int | None]] = []
+    for group in kv_cache_config.kv_cache_groups:
+        spec = group.kv_cache_spec
+        if isinstance(spec, UniformTypeKVCacheSpecs):
+            spec = next(iter(spec.kv_cache_specs.values()))
+        window = None
+        if isinstance(spec, SlidingWindowSpec):
+            window = spec.sliding_window + getattr(spec, "extra_retained_tokens", 0)
+        sizes.append((spec.block_size, window))
+    return sizes
 
 
 def page_views(
     kv_cache_config: KVCacheConfig, kv_caches: Mapping[str, torch.Tensor]
 ) -> list[torch.Tensor]:
-    """One int8 view [num_blocks, page_bytes] a layer, in a fixed order, over vLLM's own memory.
+    """int8 views [num_blocks, page_bytes] in a fixed order over vLLM's own memory.
+
+    One a layer; where groups lie over each other, which they do in hybrid models (a block belongs
+    to one of them at a time), views that share bytes are made one. Copying all views of a block
+    then copies it whole, whichever group it belongs to.
 
     Raises:
         UnsupportedError: a layer's blocks do not lie as dense pages.
@@ -96,7 +116,31 @@ def page_views(
             (stride, 1),
         )
         views.append(view)
-    return views
+    return views if len(kv_cache_config.kv_cache_groups) == 1 else _united(views)
+
+
+def _united(views: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Views whose pages overlap, as one view each; those of one address and stride are equal."""
+    grids: dict[tuple[int, int], list[tuple[int, int, torch.Tensor]]] = {}
+    for view in views:
+        key = (view.untyped_storage().data_ptr(), view.stride(0))
+        grids.setdefault(key, []).append((view.storage_offset(), view.shape[1], view))
+    united = []
+    for pages in grids.values():
+        pages.sort(key=lambda page: page[:2])
+        start, end, view = pages[0][0], pages[0][0], pages[0][2]
+        for offset, nbytes, page in pages:
+            if offset >= end > start:
+                united.append(_spanning(view, start, end))
+                start, end, view = offset, offset, page
+            end = max(end, offset + nbytes)
+        united.append(_spanning(view, start, end))
+    return united
+
+
+def _spanning(view: torch.Tensor, start: int, end: int) -> torch.Tensor:
+    """Bytes `start` to `end` of each block on the grid of `view`."""
+    return view.as_strided((view.shape[0], end - start), view.stride(), start)
 
 
 def worker_fields(

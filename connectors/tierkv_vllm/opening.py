@@ -15,9 +15,10 @@ from tierkv.pages.layout import SlotLayout
 from tierkv.pages.pool import DramPool, RegionHandle
 from tierkv.store import Store, StoreReport
 from tierkv_vllm import identity, kv_pages
+from tierkv_vllm.groups import make_groups
 from tierkv_vllm.messages import WorkerFacts
 from tierkv_vllm.scheduler import SchedulerSide
-from tierkv_vllm.settings import chunk_tokens_for
+from tierkv_vllm.settings import slot_layout
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -43,13 +44,8 @@ def open_scheduler_side(
     ranks = [facts[rank] for rank in sorted(facts)]
     _check(ranks, vllm_config.parallel_config.world_size)
     config = loaded.config
-    block_tokens = kv_pages.block_tokens(kv_cache_config)
-    layout = SlotLayout(
-        chunk_tokens=chunk_tokens_for(loaded, block_tokens),
-        block_tokens=block_tokens,
-        block_bytes=ranks[0].block_bytes,
-        ranks=len(ranks),
-    )
+    sizes = kv_pages.group_sizes(kv_cache_config)
+    layout = slot_layout(loaded, sizes, ranks[0].block_bytes, len(ranks))
     secret = resolve_secret(config.key_secret) if config.key_secret else b""
     namespace = identity.namespace(vllm_config, kv_cache_config, _fields(ranks), secret)
     store = Store(config)
@@ -60,7 +56,13 @@ def open_scheduler_side(
         logger.warning("TierKV: %s", warning)
     for line in start_up_lines(report, layout, config.save):
         logger.info("%s", line)
-    return SchedulerSide(store, namespace, ranks=len(ranks), save_generated=config.save == "all")
+    return SchedulerSide(
+        store,
+        namespace,
+        make_groups(sizes, layout.chunk_tokens),
+        ranks=len(ranks),
+        save_generated=config.save == "all",
+    )
 
 
 def start_up_lines(report: StoreReport, layout: SlotLayout, save: str) -> list[str]:

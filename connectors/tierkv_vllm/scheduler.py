@@ -18,7 +18,7 @@ owns the only other thread.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -28,6 +28,7 @@ from vllm.logger import init_logger
 from tierkv.keys import Chunk, ChunkChain, Namespace
 from tierkv.store import Store
 from tierkv_vllm import identity, options
+from tierkv_vllm.groups import Group
 from tierkv_vllm.messages import CopyOps, LoadJob, SaveJob, StepPlan, WorkerReport
 from tierkv_vllm.tracking import Accounting, Claim, Declined, TrackedRequest, tokens_by_tier
 
@@ -42,6 +43,9 @@ PATIENCE_TOKENS = 8192
 """Computed tokens of a prompt that may wait to be saved until its first token is out."""
 
 NO_OPS: CopyOps = np.empty((0, 3), dtype=np.int32)
+
+BlockIds = Sequence[Sequence[int]]
+"""Engine blocks by KV cache group."""
 
 
 @dataclass(slots=True)
@@ -61,16 +65,27 @@ class SchedulerSide:
     Args:
         store: opened; closed by `shutdown`.
         namespace: of the store.
+        groups: KV cache groups of the engine.
         ranks: workers that must report each job.
         save_generated: keep the KV of generated tokens too, not only of prompts.
     """
 
     def __init__(
-        self, store: Store, namespace: Namespace, *, ranks: int, save_generated: bool
+        self,
+        store: Store,
+        namespace: Namespace,
+        groups: Sequence[Group],
+        *,
+        ranks: int,
+        save_generated: bool,
     ) -> None:
         self.store = store
         self._namespace = namespace
         self._layout = store.layout
+        self._groups = groups
+        # What waits to be saved must not leave a window meanwhile.
+        windows = [group.window for group in groups if group.window is not None]
+        self._patience = min([PATIENCE_TOKENS, *windows])
         self._ranks = ranks
         self._save_generated = save_generated
         self._counters = store.context.counters
@@ -81,7 +96,7 @@ class SchedulerSide:
         self._next_job = 0
         self._new_loads: list[LoadJob] = []
         self._loads: dict[str, tuple[TrackedRequest, Claim]] = {}
-        self._leaving: list[tuple[list[Chunk], list[int]]] = []
+        self._leaving: list[tuple[list[Chunk], BlockIds]] = []
         self._saves: dict[int, _Save] = {}
         self._step_blocks: set[int] = set()
         self._last_prefill: tuple[float, int, frozenset[str]] | None = None
@@ -132,7 +147,7 @@ class SchedulerSide:
         claim.start, claim.end = local, end
         return end - local, True
 
-    def allocated(self, request: Request, block_ids: list[int], external: int) -> None:
+    def allocated(self, request: Request, block_ids: BlockIds, external: int) -> None:
         """vLLM admitted the request: turn the claim into a load job, or let go of it.
 
         If this raises with `external` > 0, the caller owes a `fail_load`: vLLM waits for exactly
@@ -148,7 +163,7 @@ class SchedulerSide:
             return
         if claim is None or claim.end == 0:
             raise RuntimeError("vLLM admitted a load that was not offered")
-        self._step_blocks.update(block_ids)
+        self._step_blocks.update(*block_ids)
         claim.end = claim.start + external
         ops = self._load_ops(claim, block_ids)
         tracked.loading, tracked.claim = True, None
@@ -160,16 +175,20 @@ class SchedulerSide:
         self._track(request).loading = True
         self._new_loads.append(LoadJob(self._job_id(), request.request_id, NO_OPS))
 
-    def _load_ops(self, claim: Claim, block_ids: list[int]) -> CopyOps:
-        per_chunk = self._layout.blocks_per_chunk
-        blocks = np.arange(
-            claim.start // self._layout.block_tokens, claim.end // self._layout.block_tokens
-        )
+    def _load_ops(self, claim: Claim, block_ids: BlockIds) -> CopyOps:
         slots = np.asarray(claim.ticket.slots, dtype=np.int32)
-        ops = np.empty((len(blocks), 3), dtype=np.int32)
-        ops[:, 0] = slots[blocks // per_chunk - claim.first_chunk]
-        ops[:, 1] = blocks % per_chunk
-        ops[:, 2] = np.asarray(block_ids, dtype=np.int32)[blocks]
+        parts = []
+        for group, ids in zip(self._groups, block_ids, strict=True):
+            first = max(claim.start // group.block_tokens, group.first_needed(claim.end))
+            blocks = np.arange(first, claim.end // group.block_tokens)
+            ops = np.empty((len(blocks), 3), dtype=np.int32)
+            ops[:, 0] = slots[blocks // group.per_chunk - claim.first_chunk]
+            ops[:, 1] = group.first_index + blocks % group.per_chunk
+            ops[:, 2] = np.asarray(ids, dtype=np.int32)[blocks]
+            parts.append(ops)
+        ops = np.concatenate(parts)
+        if not ops[:, 2].all():
+            raise RuntimeError("vLLM gave no block to a part of the load that is needed")
         return ops
 
     def hit_tokens_by_tier_type(self, request: Request) -> dict[str, int]:
@@ -203,6 +222,7 @@ class SchedulerSide:
             # an admitted request counts as computed may not exist before the step has run.
             if request_id not in admitted and not self._nears_first_token(tracked):
                 saves += self._unsaved(tracked)
+            tracked.step_began = tracked.computed
             tracked.computed += scheduled
         save = self._save_job(saves)
         fences = self._fences(output)
@@ -223,18 +243,19 @@ class SchedulerSide:
         """
         for new in output.scheduled_new_reqs:
             if tracked := self._requests.get(new.req_id):
-                tracked.block_ids = list(new.block_ids[0])
-            self._step_blocks.update(new.block_ids[0])
+                tracked.blocks = tuple(map(list, new.block_ids))
+            self._step_blocks.update(*new.block_ids)
         cached = output.scheduled_cached_reqs
         for request_id, new_ids in zip(cached.req_ids, cached.new_block_ids, strict=True):
             if new_ids is None:
                 continue
-            self._step_blocks.update(new_ids[0])
+            self._step_blocks.update(*new_ids)
             if tracked := self._requests.get(request_id):
                 if request_id in cached.resumed_req_ids:
-                    tracked.block_ids = list(new_ids[0])
+                    tracked.blocks = tuple(map(list, new_ids))
                 else:
-                    tracked.block_ids += new_ids[0]
+                    for known, ids in zip(tracked.blocks, new_ids, strict=True):
+                        known += ids
         return {new.req_id for new in output.scheduled_new_reqs} | cached.resumed_req_ids
 
     def _nears_first_token(self, tracked: TrackedRequest) -> bool:
@@ -243,11 +264,11 @@ class SchedulerSide:
         Not without end: a long prompt would then be copied all at once.
         """
         backlog = tracked.computed - tracked.saved * self._layout.chunk_tokens
-        return tracked.request.num_output_tokens == 0 and backlog < PATIENCE_TOKENS
+        return tracked.request.num_output_tokens == 0 and backlog < self._patience
 
-    def _unsaved(self, tracked: TrackedRequest) -> list[tuple[list[Chunk], list[int]]]:
+    def _unsaved(self, tracked: TrackedRequest) -> list[tuple[list[Chunk], BlockIds]]:
         """Chunks whose KV is complete and not saved yet, with the request's blocks for them."""
-        if not tracked.may_save or tracked.loading:
+        if not tracked.may_save or tracked.loading or not tracked.blocks:
             return []
         request = tracked.request
         # The last known token may just have been sampled: its KV is not computed yet. Draft
@@ -256,26 +277,29 @@ class SchedulerSide:
         if not self._save_generated:
             tokens = min(tokens, request.num_prompt_tokens)
         full = tokens // self._layout.chunk_tokens
-        first = tracked.saved
+        if full <= tracked.saved:
+            return []
+        pairs = list(zip(self._groups, tracked.blocks, strict=True))
+        if any(len(ids) < full * group.per_chunk for group, ids in pairs):
+            return []
+        first, tracked.saved = tracked.saved, full
+        for group, ids in pairs:
+            first = max(first, group.first_whole(tracked.step_began, ids))
         if full <= first:
             return []
         tracked.extend()
-        per_chunk = self._layout.blocks_per_chunk
-        blocks = tracked.block_ids[first * per_chunk : full * per_chunk]
-        if len(blocks) < (full - first) * per_chunk:
-            return []
-        tracked.saved = full
+        blocks = [ids[first * group.per_chunk : full * group.per_chunk] for group, ids in pairs]
         return [(tracked.chain.chunks[first:full], blocks)]
 
-    def _save_job(self, saves: list[tuple[list[Chunk], list[int]]]) -> SaveJob | None:
-        per_chunk = self._layout.blocks_per_chunk
+    def _save_job(self, saves: list[tuple[list[Chunk], BlockIds]]) -> SaveJob | None:
         rows: list[tuple[int, int, int]] = []
         slots: list[int] = []
         for chunks, blocks in saves:
             for index, slot in self.store.save(chunks):
                 slots.append(slot)
-                part = blocks[index * per_chunk : (index + 1) * per_chunk]
-                rows += [(slot, j, block) for j, block in enumerate(part)]
+                for group, ids in zip(self._groups, blocks, strict=True):
+                    part = ids[index * group.per_chunk : (index + 1) * group.per_chunk]
+                    rows += [(slot, j, block) for j, block in enumerate(part, group.first_index)]
         if not rows:
             return None
         job = SaveJob(self._job_id(), np.asarray(rows, dtype=np.int32))
@@ -355,7 +379,7 @@ class SchedulerSide:
             self._leaving += self._unsaved(tracked)
             self.store.touch(tracked.chain.chunks[: tracked.saved])
 
-    def _preempted(self, request_id: str) -> list[tuple[list[Chunk], list[int]]]:
+    def _preempted(self, request_id: str) -> list[tuple[list[Chunk], BlockIds]]:
         """Its blocks are gone, but until this step writes them they hold what it computed."""
         tracked = self._requests.get(request_id)
         if tracked is None:
@@ -363,7 +387,7 @@ class SchedulerSide:
         tracked.drop_claim()
         saves = self._unsaved(tracked)
         tracked.computed = 0
-        tracked.block_ids = []
+        tracked.blocks = ()
         return saves
 
     def reset(self) -> None:
@@ -420,13 +444,14 @@ class SchedulerSide:
 
     def _held_by_vllm(self, request: Request) -> int:
         """Leading tokens of the prompt in vLLM's own prefix cache. Changes nothing there."""
-        if self._block_pool is None:
+        pool = self._block_pool
+        if pool is None or any(g.block_tokens != pool.hash_block_size for g in self._groups):
             return 0
-        held = 0
+        held, groups = 0, list(range(len(self._groups)))
         for block_hash in request.block_hashes:
-            if self._block_pool.get_cached_block(block_hash, [0]) is None:
+            if pool.get_cached_block(block_hash, groups) is None:
                 break
-            held += self._block_pool.hash_block_size
+            held += pool.hash_block_size
         return min(held, self._reachable(request))
 
     def _reachable(self, request: Request) -> int:

@@ -54,7 +54,10 @@ class TrackedRequest:
         chain: keys of its full chunks; grows with generated tokens.
         computed: tokens whose KV exists once every step planned so far has run.
         saved: leading chunks that need no (further) save.
-        block_ids: its engine blocks, as last told by vLLM; empty while it holds none.
+        blocks: ids of its engine blocks by KV cache group, as last told by vLLM; empty while it
+            holds none.
+        step_began: tokens computed before the last step that was planned for it. Blocks that
+            have left a sliding window by then may hold anything.
         loading: a load writes its blocks right now.
         local: leading tokens that vLLM's own prefix cache held when it asked last.
         counted: its prompt tokens have been put under an outcome.
@@ -69,7 +72,8 @@ class TrackedRequest:
     claim: Claim | None = None
     computed: int = 0
     saved: int = 0
-    block_ids: list[int] = field(default_factory=list)
+    blocks: tuple[list[int], ...] = ()
+    step_began: int = 0
     loading: bool = False
     never_load: bool = False
     local: int = 0

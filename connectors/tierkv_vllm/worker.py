@@ -24,12 +24,11 @@ from vllm.logger import init_logger
 from tierkv.config import LoadedConfig
 from tierkv.errors import ConfigError, TierKVError
 from tierkv.pages.geometry import PageTable
-from tierkv.pages.layout import SlotLayout
 from tierkv.pages.mover import PageMover, make_mover
 from tierkv.pages.pool import PoolRegion
 from tierkv_vllm import kv_pages
 from tierkv_vllm.messages import StepPlan, WorkerFacts, WorkerReport
-from tierkv_vllm.settings import chunk_tokens_for, make_region
+from tierkv_vllm.settings import make_region, slot_layout
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -79,12 +78,11 @@ class WorkerSide:
     def _open(self, kv_caches: dict[str, torch.Tensor]) -> WorkerFacts:
         kv_pages.check_supported(self._vllm_config, self._kv_cache_config)
         table = PageTable.from_layers(kv_pages.page_views(self._kv_cache_config, kv_caches))
-        block_tokens = kv_pages.block_tokens(self._kv_cache_config)
-        layout = SlotLayout(
-            chunk_tokens=chunk_tokens_for(self._loaded, block_tokens),
-            block_tokens=block_tokens,
-            block_bytes=table.block_bytes,
-            ranks=self._vllm_config.parallel_config.world_size,
+        layout = slot_layout(
+            self._loaded,
+            kv_pages.group_sizes(self._kv_cache_config),
+            table.block_bytes,
+            self._vllm_config.parallel_config.world_size,
         )
         self._region = make_region(self._loaded, layout)
         self._mover = make_mover(table, self._region)

@@ -13,8 +13,9 @@ its processes; several ranks are merged by vLLM's own aggregator.
 from __future__ import annotations
 
 import json
+import math
 import pickle
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,7 @@ from vllm.v1.kv_cache_interface import (
     KVCacheConfig,
     KVCacheGroupSpec,
     KVCacheTensor,
+    SlidingWindowSpec,
 )
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
@@ -49,6 +51,7 @@ from vllm.v1.structured_output import StructuredOutputManager
 
 VOCAB = 1000
 LAYERS = 3
+"""In each KV cache group."""
 HEADS = 2
 HEAD_SIZE = 8
 EOS = VOCAB - 1
@@ -76,11 +79,11 @@ def expected_output(prompt: Sequence[int], count: int) -> list[int]:
     return tokens[len(prompt) :]
 
 
-def kv_of(states: Sequence[int], layer: int, rank: int) -> torch.Tensor:
-    """KV bytes of some tokens in one layer. int8 [tokens, HEADS, 2 * HEAD_SIZE]."""
-    base = torch.arange(HEADS * 2 * HEAD_SIZE) * 7 + 131 * layer + 1009 * rank
+def kv_of(states: Sequence[int], layer: int, rank: int, heads: int = HEADS) -> torch.Tensor:
+    """KV bytes of some tokens in one layer. int8 [tokens, heads, 2 * HEAD_SIZE]."""
+    base = torch.arange(heads * 2 * HEAD_SIZE) * 7 + 131 * layer + 1009 * rank
     bytes_ = (base[None, :] + torch.tensor(states)[:, None] % 65_521) % 251 - 125
-    return bytes_.to(torch.int8).reshape(-1, HEADS, 2 * HEAD_SIZE)
+    return bytes_.to(torch.int8).reshape(-1, heads, 2 * HEAD_SIZE)
 
 
 def write_model(folder: Path) -> Path:
@@ -105,12 +108,42 @@ def write_model(folder: Path) -> Path:
     return folder
 
 
+@dataclass(frozen=True)
+class GroupShape:
+    """One KV cache group of the rig's model.
+
+    Attributes:
+        block_size: tokens in a block; times `heads` it must be the same in all groups.
+        window: tokens that its layers look back over, the current one included; None: all.
+        heads: KV heads of its layers.
+    """
+
+    block_size: int = 16
+    window: int | None = None
+    heads: int = HEADS
+
+    def spec(self) -> FullAttentionSpec | SlidingWindowSpec:
+        sizes: dict[str, Any] = {
+            "block_size": self.block_size,
+            "num_kv_heads": self.heads,
+            "head_size": HEAD_SIZE,
+            "dtype": torch.int8,
+        }
+        if self.window is None:
+            return FullAttentionSpec(**sizes)
+        return SlidingWindowSpec(**sizes, sliding_window=self.window)
+
+    def lowest(self, computed: int) -> int:
+        """First position that the next token's attention reads."""
+        return 0 if self.window is None else max(0, computed + 1 - self.window)
+
+
 @dataclass
 class _Running:
-    """A worker's view of one request."""
+    """A worker's view of one request; blocks by group."""
 
     tokens: list[int]
-    blocks: list[int]
+    blocks: list[list[int]]
     computed: int
 
 
@@ -122,6 +155,7 @@ class Rig:
         model: folder of `write_model`.
         extra: TierKV's configuration, as in `kv_connector_extra_config`; None runs without it.
         num_blocks: engine blocks; 0 is vLLM's null block.
+        groups: KV cache groups; one of full attention with `block_size` if empty.
         max_tokens: tokens of one step.
         queries, hits: prompt tokens by vLLM's own count of what it asked the connector for.
     """
@@ -130,6 +164,7 @@ class Rig:
     extra: dict[str, Any] | None
     num_blocks: int = 64
     block_size: int = 16
+    groups: tuple[GroupShape, ...] = ()
     max_tokens: int = 128
     max_seqs: int = 8
     ranks: int = 1
@@ -142,6 +177,9 @@ class Rig:
     hits: int = 0
 
     def __post_init__(self) -> None:
+        self.groups = self.groups or (GroupShape(self.block_size),)
+        sizes = [group.block_size for group in self.groups]
+        self.block_size, hash_block_size = math.lcm(*sizes), math.gcd(*sizes)
         self.config = self._vllm_config()
         self.kv_cache_config = self._kv_cache_config()
         self.caches = [self._caches() for _ in range(self.ranks)]
@@ -158,6 +196,7 @@ class Rig:
             kv_cache_config=self.kv_cache_config,
             structured_output_manager=StructuredOutputManager(self.config),
             block_size=self.block_size,
+            hash_block_size=hash_block_size,
             log_stats=True,
         )
         self.connector = self.scheduler.get_kv_connector()
@@ -168,7 +207,7 @@ class Rig:
                     for rank, worker in enumerate(self.workers)
                 }
             )
-        self.hasher = get_request_block_hasher(self.block_size, sha256)
+        self.hasher = get_request_block_hasher(hash_block_size, sha256)
         self.aggregator = KVOutputAggregator(self.ranks)
         self.running: dict[str, _Running] = {}
 
@@ -204,38 +243,39 @@ class Rig:
         config.cache_config.block_size = self.block_size
         return config
 
-    def _spec(self) -> FullAttentionSpec:
-        return FullAttentionSpec(
-            block_size=self.block_size,
-            num_kv_heads=HEADS,
-            head_size=HEAD_SIZE,
-            dtype=torch.int8,
-        )
-
-    def _layer_names(self) -> list[str]:
-        return [f"model.layers.{i}.self_attn.attn" for i in range(LAYERS)]
+    def _layer_names(self, group: int) -> list[str]:
+        first = group * LAYERS
+        return [f"model.layers.{i}.self_attn.attn" for i in range(first, first + LAYERS)]
 
     def _kv_cache_config(self) -> KVCacheConfig:
-        page = self._spec().page_size_bytes
-        names = self._layer_names()
+        (page,) = {group.spec().page_size_bytes for group in self.groups}
+        # Groups lie over each other, as in vLLM: a block belongs to one of them at a time.
         return KVCacheConfig(
             num_blocks=self.num_blocks,
             kv_cache_tensors=[
                 KVCacheTensor(
                     size=page * LAYERS * self.num_blocks,
-                    layers=names,
+                    layers=self._layer_names(g),
                     layer_stride=page * self.num_blocks,
                     block_stride=page,
                 )
+                for g in range(len(self.groups))
             ],
-            kv_cache_groups=[KVCacheGroupSpec(names, self._spec())],
+            kv_cache_groups=[
+                KVCacheGroupSpec(self._layer_names(g), group.spec())
+                for g, group in enumerate(self.groups)
+            ],
             kv_cache_layout="LBHNC",
         )
 
     def _caches(self) -> dict[str, torch.Tensor]:
-        shape = (LAYERS, self.num_blocks, HEADS, self.block_size, 2 * HEAD_SIZE)
-        whole = torch.full(shape, 99, dtype=torch.int8)
-        return {name: whole[i] for i, name in enumerate(self._layer_names())}
+        page = self.groups[0].spec().page_size_bytes
+        whole = torch.full((LAYERS, self.num_blocks, page), 99, dtype=torch.int8)
+        return {
+            name: whole[i].view(-1, group.heads, group.block_size, 2 * HEAD_SIZE)
+            for g, group in enumerate(self.groups)
+            for i, name in enumerate(self._layer_names(g))
+        }
 
     # Driving it
 
@@ -356,7 +396,9 @@ class Rig:
         for new in plan.scheduled_new_reqs:
             known = self.scheduler.requests[new.req_id]
             self.running[new.req_id] = _Running(
-                list(known.all_token_ids), list(new.block_ids[0]), new.num_computed_tokens
+                list(known.all_token_ids),
+                [list(ids) for ids in new.block_ids],
+                new.num_computed_tokens,
             )
         cached = plan.scheduled_cached_reqs
         for i, request_id in enumerate(cached.req_ids):
@@ -364,52 +406,57 @@ class Rig:
             blocks = cached.new_block_ids[i]
             if request_id in cached.resumed_req_ids:
                 assert blocks is not None
-                state.blocks = list(blocks[0])
+                state.blocks = [list(ids) for ids in blocks]
             elif blocks is not None:
-                state.blocks += blocks[0]
+                for have, ids in zip(state.blocks, blocks, strict=True):
+                    have += ids
             state.tokens = list(self.scheduler.requests[request_id].all_token_ids)
             state.computed = cached.num_computed_tokens[i]
 
     def _forward(self, plan: SchedulerOutput, rank: int) -> dict[str, list[int]]:
         sampled = {}
-        caches = [self.caches[rank][name] for name in self._layer_names()]
         for request_id, count in plan.num_scheduled_tokens.items():
             state = self.running[request_id]
             states = prefix_states(state.tokens)
-            self._check(request_id, state, states, caches, rank)
+            self._check(request_id, state, states, rank)
             end = state.computed + count
-            blocks, offsets = self._places(state, state.computed, end)
-            for layer, cache in enumerate(caches):
-                cache[blocks, :, offsets] = kv_of(states[state.computed : end], layer, rank)
+            for g, group in enumerate(self.groups):
+                blocks, offsets = self._places(state, g, state.computed, end)
+                for layer, cache in self._layers(g, rank):
+                    kv = kv_of(states[state.computed : end], layer, rank, group.heads)
+                    cache[blocks, :, offsets] = kv
             if state.computed + count == len(state.tokens):
                 sampled[request_id] = [next_token(states[-1])]
         return sampled
 
-    def _check(
-        self,
-        request_id: str,
-        state: _Running,
-        states: list[int],
-        caches: Iterable[torch.Tensor],
-        rank: int,
-    ) -> None:
-        """All KV that this step attends to is what these tokens in this order give."""
-        if not state.computed:
-            return
-        blocks, offsets = self._places(state, 0, state.computed)
-        assert bool((blocks != 0).all()), f"{request_id}: KV in the null block"
-        for layer, cache in enumerate(caches):
-            wanted = kv_of(states[: state.computed], layer, rank)
-            wrong = (cache[blocks, :, offsets] != wanted).flatten(1).any(dim=1).nonzero()
-            if len(wrong):
-                position = int(wrong[0])
-                raise AssertionError(
-                    f"wrong KV: {request_id}, step {self.steps}, layer {layer}, position "
-                    f"{position} of {state.computed}, block {int(blocks[position])}, rank {rank}"
-                )
+    def _layers(self, group: int, rank: int) -> Iterator[tuple[int, torch.Tensor]]:
+        """The layers of a group, by number, with their KV."""
+        for i, name in enumerate(self._layer_names(group)):
+            yield group * LAYERS + i, self.caches[rank][name]
 
-    def _places(self, state: _Running, begin: int, end: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Block and offset of each position."""
+    def _check(self, request_id: str, state: _Running, states: list[int], rank: int) -> None:
+        """All KV that this step attends to is what these tokens in this order give."""
+        for g, group in enumerate(self.groups):
+            lowest = group.lowest(state.computed)
+            if lowest == state.computed:
+                continue
+            blocks, offsets = self._places(state, g, lowest, state.computed)
+            assert bool((blocks != 0).all()), f"{request_id}: group {g}: KV in the null block"
+            for layer, cache in self._layers(g, rank):
+                wanted = kv_of(states[lowest : state.computed], layer, rank, group.heads)
+                wrong = (cache[blocks, :, offsets] != wanted).flatten(1).any(dim=1).nonzero()
+                if len(wrong):
+                    place = int(wrong[0])
+                    raise AssertionError(
+                        f"wrong KV: {request_id}, step {self.steps}, group {g}, layer {layer}, "
+                        f"position {lowest + place} of {state.computed}, block "
+                        f"{int(blocks[place])}, rank {rank}"
+                    )
+
+    def _places(
+        self, state: _Running, group: int, begin: int, end: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Block and offset of each position in a group."""
         positions = torch.arange(begin, end)
-        table = torch.tensor(state.blocks)
-        return table[positions // self.block_size], positions % self.block_size
+        size = self.groups[group].block_size
+        return torch.tensor(state.blocks[group])[positions // size], positions % size

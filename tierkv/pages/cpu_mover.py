@@ -36,11 +36,11 @@ class CpuMover(PageMover):
         for segment in table.segments:
             engine = segment.view.numpy().transpose(1, 0, 2)
             pool = np.ndarray(
-                (region.slots, layout.blocks_per_chunk, *engine.shape[1:]),
+                (region.slots, self._blocks_per_slot, *engine.shape[1:]),
                 np.uint8,
                 region.array,
                 segment.offset,
-                (layout.part_stride, layout.block_bytes, segment.run_bytes, 1),
+                (layout.part_stride, table.block_bytes, segment.run_bytes, 1),
             )
             self._pairs.append((engine, pool))
 

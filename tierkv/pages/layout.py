@@ -7,6 +7,11 @@
 
 A block's pages lie side by side, so that an engine whose own layout keeps all layers of a block
 together moves a block with one copy.
+
+Hybrid models have several groups of layers, each with blocks of its own. `block_tokens` is then the
+least common multiple of their block sizes, `block_bytes` what so many tokens take in all groups,
+and a part holds the chunk's blocks of the first group, then those of the second, and so on. Who
+reads and writes parts (movers and the connector) knows the groups; everybody else need not.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 
 A mover decides nothing: it is told which engine block belongs to which place of which slot, and
 says when a job is over. A job ends exactly once, well or badly; what goes wrong in one job is its
-own outcome and touches no other. Words as in `tierkv.pages.layout`: a slot holds
-`blocks_per_chunk` blocks of `block_bytes` each.
+own outcome and touches no other. To a mover, a slot holds as many of the table's blocks as fit into
+a chunk's part: `blocks_per_chunk` of them, times the number of groups in hybrid models.
 
 Threads. All calls come from the worker's model thread.
 """
@@ -61,20 +61,21 @@ class PageMover(ABC):
         notes: things an operator should know, one sentence each.
 
     Raises:
-        GeometryError: blocks of the table and of the pool differ in size.
+        GeometryError: a chunk's part is not a whole number of the table's blocks.
     """
 
     notes: tuple[str, ...] = ()
 
     def __init__(self, table: PageTable, region: PoolRegion) -> None:
-        if table.block_bytes != region.layout.block_bytes:
+        if region.layout.block_bytes % table.block_bytes:
             raise GeometryError(
                 f"an engine block has {table.block_bytes} bytes, the pool was made for "
                 f"{region.layout.block_bytes}; workers and scheduler see different KV layouts"
             )
         self._table = table
         self._region = region
-        self._bounds = np.array([region.slots, region.layout.blocks_per_chunk, table.num_blocks])
+        self._blocks_per_slot = region.layout.part_bytes // table.block_bytes
+        self._bounds = np.array([region.slots, self._blocks_per_slot, table.num_blocks])
         self._has_failed = False
 
     @abstractmethod
