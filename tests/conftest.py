@@ -3,11 +3,30 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tierkv.demo.model import prepare_model, prepare_random_llama
+
+
+@pytest.fixture(scope="session", autouse=True)
+def runtime_dir() -> Iterator[Path]:
+    """Where engines under test put their stats sockets: out of the way of the user's own.
+
+    A short name: what pytest makes is too long for a socket's path.
+    """
+    with tempfile.TemporaryDirectory(prefix="tkr-") as path:
+        before = os.environ.get("XDG_RUNTIME_DIR")
+        os.environ["XDG_RUNTIME_DIR"] = path
+        yield Path(path)
+        if before is None:
+            del os.environ["XDG_RUNTIME_DIR"]
+        else:
+            os.environ["XDG_RUNTIME_DIR"] = before
 
 
 @pytest.fixture(scope="session")

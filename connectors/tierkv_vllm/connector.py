@@ -229,9 +229,9 @@ class TierKVConnector(KVConnectorBase_V1, SupportsHMA):
         self, request: Request, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
         """Blocks are never held back: their bytes outlive their owner until the next write."""
-        if self._scheduler is not None:
-            self._scheduler.finished(request)
-        return False, None
+        if self._scheduler is None:
+            return False, None
+        return False, self._scheduler.finished(request)
 
     @_guarded(lambda: False)
     def has_pending_push_work(self) -> bool:

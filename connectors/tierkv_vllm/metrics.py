@@ -8,7 +8,6 @@ in front of their own labels. Every series exists from the start, at zero.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
@@ -19,17 +18,15 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
 )
 
 from tierkv.config import load_config
+from tierkv.telemetry.build import build_labels
 from tierkv.telemetry.catalog import CATALOG, Kind, Metric
 from tierkv.telemetry.counters import merge_changes
+from tierkv.telemetry.rates import AVOIDABLE, token_rates
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
     from tierkv_vllm.scheduler import SchedulerSide
-
-
-AVOIDABLE = ("failed", "late", "unavailable", "skipped")
-"""Outcomes of query tokens that a faster or healthier tier would have made hits."""
 
 
 class TierKVStats(KVConnectorStats):
@@ -47,17 +44,17 @@ class TierKVStats(KVConnectorStats):
 
     def reduce(self) -> dict[str, int | float]:
         """The interval in one log line: hit rate and its parts, and what was avoidably lost."""
-        tokens: defaultdict[str, float] = defaultdict(float)
+        rows: dict[tuple[str, str], float] = {}
         for _, (outcome, tier, *_), value in self._rows("tierkv_query_tokens_total"):
-            tokens["all"] += value
-            if outcome == "hit":
-                tokens["hit rate %"] += value
-                tokens[f"{tier} %"] += value
-            elif outcome in AVOIDABLE:
-                tokens[f"{outcome} %"] += value
-        total = tokens.pop("all", 0)
-        line: dict[str, int | float] = {"TierKV query tokens": int(total)}
-        line.update({name: round(100 * n / total, 1) for name, n in tokens.items()})
+            rows[outcome, tier] = rows.get((outcome, tier), 0) + value
+        gpu = sum(value for *_, value in self._rows("tierkv_gpu_hit_tokens_total"))
+        found = token_rates(rows, gpu)
+        parts = {"hit rate": found.hit}
+        parts.update({tier: found.hit_of(tier) for tier in found.hits})
+        parts.update({name: found.outcome(name) for name in AVOIDABLE if found.outcomes.get(name)})
+        parts["prefill avoided"] = found.prefill_avoided
+        line: dict[str, int | float] = {"TierKV query tokens": int(found.query_tokens)}
+        line.update({f"{name} %": round(100 * n, 1) for name, n in parts.items() if n is not None})
         return line
 
     def _rows(self, metric: str) -> list[tuple[str, list[str], float]]:
@@ -90,6 +87,8 @@ class TierKVPromMetrics(KVConnectorPromMetrics):
             for values in metric.series(tiers):
                 for engine in per_engine_labelvalues:
                     self._child(metric.name, values, engine)
+        for engine in per_engine_labelvalues:
+            self._child("tierkv_build_info", tuple(build_labels().values()), engine).set(1)
 
     def _make(self, metric: Metric) -> Any:
         names = [*self._labelnames, *(label.name for label in metric.labels)]

@@ -45,24 +45,29 @@ def open_scheduler_side(
     _check(ranks, vllm_config.parallel_config.world_size)
     config = loaded.config
     sizes = kv_pages.group_sizes(kv_cache_config)
-    layout = slot_layout(loaded, sizes, ranks[0].block_bytes, len(ranks))
+    regions = _regions(ranks)
+    layout = slot_layout(loaded, sizes, ranks[0].block_bytes, len(regions))
     secret = resolve_secret(config.key_secret) if config.key_secret else b""
     namespace = identity.namespace(vllm_config, kv_cache_config, _fields(ranks), secret)
     store = Store(config)
-    report = store.open(namespace, layout, DramPool.attach(_regions(ranks)))
+    report = store.open(namespace, layout, DramPool.attach(regions))
     for note in (*loaded.notes, *ranks[0].notes):
         logger.info("TierKV: %s", note)
     for warning in loaded.warnings:
         logger.warning("TierKV: %s", warning)
     for line in start_up_lines(report, layout, config.save):
         logger.info("%s", line)
-    return SchedulerSide(
+    side = SchedulerSide(
         store,
         namespace,
         make_groups(sizes, layout.chunk_tokens),
         ranks=len(ranks),
         save_generated=config.save == "all",
     )
+    if config.stats.socket:
+        served = vllm_config.model_config.served_model_name
+        side.watch(served[0] if isinstance(served, list) else str(served))
+    return side
 
 
 def start_up_lines(report: StoreReport, layout: SlotLayout, save: str) -> list[str]:

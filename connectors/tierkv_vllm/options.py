@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+from tierkv.telemetry.requests import RequestRecord
+
 NAME = "tierkv"
 
 
@@ -22,10 +24,13 @@ class RequestOptions:
     Attributes:
         load: take this prompt's KV from the tiers.
         save: keep this request's KV in the tiers.
+        explain: tell in the response which tiers gave what, and why the rest was no hit. Off by
+            default: it tells a tenant what is cached.
     """
 
     load: bool = True
     save: bool = True
+    explain: bool = False
 
 
 def parse(params: Mapping[str, Any] | None) -> tuple[RequestOptions, list[str]]:
@@ -55,3 +60,15 @@ def parse(params: Mapping[str, Any] | None) -> tuple[RequestOptions, list[str]]:
         else:
             accepted[name] = value
     return RequestOptions(**accepted), problems
+
+
+def explanation(record: RequestRecord | None) -> dict[str, Any] | None:
+    """The `kv_transfer_params` of a response: what became of the prompt; None before that is known.
+
+    The request id stays out: the response has its own.
+    """
+    if record is None:
+        return None
+    told = record.as_dict()
+    del told["request_id"], told["time"]
+    return {NAME: told}

@@ -20,7 +20,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from vllm.logger import init_logger
@@ -31,6 +31,7 @@ from tierkv_vllm import identity, options
 from tierkv_vllm.groups import Group
 from tierkv_vllm.messages import CopyOps, LoadJob, SaveJob, StepPlan, WorkerReport
 from tierkv_vllm.tracking import Accounting, Claim, Declined, TrackedRequest, tokens_by_tier
+from tierkv_vllm.watching import Watch
 
 if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
@@ -89,7 +90,7 @@ class SchedulerSide:
         self._ranks = ranks
         self._save_generated = save_generated
         self._counters = store.context.counters
-        self._accounting = Accounting(self._counters, self._layout.chunk_tokens)
+        self._accounting = Accounting(store, self._layout.chunk_tokens)
         self._block_pool: BlockPool | None = None
         self._tier_types = {tier.name: tier.type for tier in store.config.tiers}
         self._requests: dict[str, TrackedRequest] = {}
@@ -100,6 +101,12 @@ class SchedulerSide:
         self._saves: dict[int, _Save] = {}
         self._step_blocks: set[int] = set()
         self._last_prefill: tuple[float, int, frozenset[str]] | None = None
+        self._watch: Watch | None = None
+
+    def watch(self, model: str) -> None:
+        """Let this user's other processes look into the engine; `model` is its name for them."""
+        watch = Watch(self.store, self._namespace, self._accounting.log, self.reset, model)
+        self._watch = watch if watch.open() else None
 
     def bind_block_pool(self, pool: BlockPool) -> None:
         """Let arrivals see what vLLM's own prefix cache holds, so that it is not fetched again."""
@@ -109,6 +116,8 @@ class SchedulerSide:
 
     def on_new_request(self, request: Request) -> None:
         """A request joined the queue: hash its prompt and begin to read what lies below DRAM."""
+        if self._watch is not None:
+            self._watch.act()  # an idle engine has had no step to do it in
         tracked = self._track(request)
         if tracked.may_load and not request.skip_reading_prefix_cache:
             first = self._held_by_vllm(request) // self._layout.chunk_tokens
@@ -126,6 +135,8 @@ class SchedulerSide:
         self.store.poll()
         tracked = self._track(request)
         tracked.local = local
+        now = self.store.context.clock()
+        tracked.asked_at = tracked.asked_at or now
         if not tracked.may_load or request.skip_reading_prefix_cache:
             tracked.drop_claim()
             return 0, False
@@ -141,6 +152,7 @@ class SchedulerSide:
         claim = tracked.claim
         if not claim.ticket.poll():
             return None, False
+        tracked.answered_at = tracked.answered_at or now
         end = min((first + claim.ticket.ready) * size, self._reachable(request))
         if end <= local:
             return 0, False
@@ -157,8 +169,8 @@ class SchedulerSide:
         claim = tracked.claim
         if external == 0:
             # Also called when a request goes on after its load: then it has been counted.
-            rest = claim.ticket.rest if claim is not None else "miss"
-            self._accounting.count(tracked, None, False, rest)
+            ticket = claim.ticket if claim is not None else None
+            self._accounting.count(tracked, None, False, ticket)
             tracked.drop_claim()
             return
         if claim is None or claim.end == 0:
@@ -167,6 +179,7 @@ class SchedulerSide:
         claim.end = claim.start + external
         ops = self._load_ops(claim, block_ids)
         tracked.loading, tracked.claim = True, None
+        tracked.load_began = self.store.context.clock()
         self._loads[request.request_id] = (tracked, claim)
         self._new_loads.append(LoadJob(self._job_id(), request.request_id, ops))
 
@@ -207,6 +220,8 @@ class SchedulerSide:
     def plan_step(self, output: SchedulerOutput) -> StepPlan:
         """Everything the workers have to do in this step. Called in every step, empty ones too."""
         self.store.poll()
+        if self._watch is not None:
+            self._watch.act()
         self._observe_prefill(output)
         saves = self._leaving
         self._leaving = []
@@ -228,6 +243,7 @@ class SchedulerSide:
         fences = self._fences(output)
         self._step_blocks = set()
         loads, self._new_loads = tuple(self._new_loads), []
+        self._tell()
         return StepPlan(loads=loads, save=save, fences=tuple(fences))
 
     def plan_pending_loads(self) -> StepPlan:
@@ -335,7 +351,7 @@ class SchedulerSide:
                     known.loading, known.never_load = False, True
                 continue
             tracked.loading = False
-            self._accounting.count(tracked, claim, ok, claim.ticket.rest)
+            self._accounting.count(tracked, claim, ok, claim.ticket)
             if not ok:
                 # Offered again it would fail again, and the request would never end.
                 tracked.never_load = True
@@ -364,20 +380,30 @@ class SchedulerSide:
                 self.store.commit(save.slots, save.generation)
             else:
                 self.store.abandon(save.slots, save.generation)
+        self._tell()
+
+    def _tell(self) -> None:
+        if self._watch is not None:
+            self._watch.tell(idle=not (self._requests or self._loads or self.has_work()))
 
     # Ways out
 
-    def finished(self, request: Request) -> None:
-        """The request ended (done, aborted or failed); its blocks are about to be freed."""
+    def finished(self, request: Request) -> dict[str, Any] | None:
+        """The request ended (done, aborted or failed); its blocks are about to be freed.
+
+        Returns:
+            What became of its prompt, if it asked to be told.
+        """
         tracked = self._requests.pop(request.request_id, None)
         if tracked is None:
-            return
+            return None
         tracked.drop_claim()
         if not tracked.loading:
             # Steps in flight may still be counted in num_computed_tokens; they were planned.
             tracked.computed = min(request.num_computed_tokens, tracked.computed)
             self._leaving += self._unsaved(tracked)
             self.store.touch(tracked.chain.chunks[: tracked.saved])
+        return options.explanation(tracked.record) if tracked.options.explain else None
 
     def _preempted(self, request_id: str) -> list[tuple[list[Chunk], BlockIds]]:
         """Its blocks are gone, but until this step writes them they hold what it computed."""
@@ -406,6 +432,8 @@ class SchedulerSide:
         return bool(self._saves or self._leaving or self._new_loads)
 
     def shutdown(self) -> None:
+        if self._watch is not None:
+            self._watch.close()
         for tracked in self._requests.values():
             tracked.drop_claim()
         for _, claim in self._loads.values():

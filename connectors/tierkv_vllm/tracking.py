@@ -3,18 +3,19 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from tierkv.keys import ChunkChain
-from tierkv.telemetry.counters import Counters
+from tierkv.telemetry.requests import Part, RequestLog, RequestRecord
 from tierkv_vllm.options import RequestOptions
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request
 
-    from tierkv.store import LoadTicket
+    from tierkv.store import LoadTicket, Store
 
 
 class Declined(StrEnum):
@@ -62,6 +63,10 @@ class TrackedRequest:
         local: leading tokens that vLLM's own prefix cache held when it asked last.
         counted: its prompt tokens have been put under an outcome.
         stale: the caches were reset during its life; what it computes may be of the past.
+        asked_at, answered_at: seconds, when vLLM first asked what can be loaded, and when that
+            was known.
+        load_began: seconds, when it was admitted with a load.
+        record: what became of its prompt, once `counted`.
     """
 
     request: Request
@@ -79,6 +84,10 @@ class TrackedRequest:
     local: int = 0
     counted: bool = False
     stale: bool = False
+    asked_at: float = 0.0
+    answered_at: float = 0.0
+    load_began: float = 0.0
+    record: RequestRecord | None = None
 
     @property
     def may_load(self) -> bool:
@@ -105,40 +114,121 @@ class Accounting:
 
     Query tokens are those that vLLM's own prefix cache did not hold at first admission; see
     `docs/reference/metrics.md`. The sum over outcomes equals `vllm:external_prefix_cache_queries`.
+
+    Args:
+        store: whose counters are raised, and which knows why something is missing.
+        chunk_tokens: tokens in a chunk.
+
+    Attributes:
+        log: the last requests that were settled.
     """
 
-    def __init__(self, counters: Counters, chunk_tokens: int) -> None:
-        self._counters = counters
+    def __init__(self, store: Store, chunk_tokens: int) -> None:
+        self.log = RequestLog()
+        self._store = store
+        self._counters = store.context.counters
         self._chunk_tokens = chunk_tokens
+        self._unpriced = 0  # hit tokens from before the engine's speed was known
 
-    def count(self, tracked: TrackedRequest, claim: Claim | None, ok: bool, rest: str) -> None:
+    def count(
+        self, tracked: TrackedRequest, claim: Claim | None, ok: bool, ticket: LoadTicket | None
+    ) -> None:
         """Settle one request; further calls for it change nothing.
 
         Args:
             claim: what was loaded, if anything; `ok` tells whether it arrived.
-            rest: why the run of hits ended ("" if it did not).
+            ticket: of the lookup, settled; None if there was none.
         """
         if tracked.counted:
             return
         tracked.counted = True
+        now = self._store.context.clock()
+        parts = self._parts(tracked, claim, ok, ticket)
+        for part in parts:
+            self._add(part)
+        local = min(tracked.local, tracked.request.num_prompt_tokens)
+        self._counters.add("tierkv_gpu_hit_tokens_total", local)
+        lookup = max(0.0, tracked.answered_at - tracked.asked_at)
+        load = max(0.0, now - tracked.load_began) if claim is not None else 0.0
+        if claim is not None and ok:
+            self._price(claim.end - claim.start, lookup + load)
+        tracked.record = RequestRecord(
+            tracked.request.request_id,
+            time.time(),
+            tracked.request.num_prompt_tokens,
+            local,
+            tuple(parts),
+            lookup,
+            load,
+        )
+        self.log.add(tracked.record)
+
+    def _parts(
+        self, tracked: TrackedRequest, claim: Claim | None, ok: bool, ticket: LoadTicket | None
+    ) -> list[Part]:
         total, local = tracked.request.num_prompt_tokens, tracked.local
         if tracked.declined is not None:
-            self._add(total - local, "declined")
-            return
-        end = claim.end if claim is not None else local
+            return _some(Part("declined", "none", str(tracked.declined), total - local))
+        parts: list[Part] = []
+        end = local
         if claim is not None:
+            end = claim.end
             for tier, tokens in tokens_by_tier(claim, self._chunk_tokens).items():
-                self._add(tokens, "hit" if ok else "failed", tier, "exact" if ok else "none")
+                parts.append(Part("hit", tier, "", tokens) if ok else _failed(tier, tokens))
         # The last token is always computed, so a chunk that ends with it cannot be a whole hit.
         reachable = max(end, (total - 1) // self._chunk_tokens * self._chunk_tokens)
-        self._add(reachable - end, rest or "miss")
-        self._add(total - reachable, "tail")
+        rest = ticket.rest if ticket is not None else "miss"
+        if not tracked.options.load:
+            parts += _some(Part("miss", "none", "opted_out", reachable - end))
+        elif rest in ("", "miss"):
+            parts += self._missing(tracked, end, reachable)
+        elif ticket is not None:
+            parts += _some(Part(rest, ticket.blame, ticket.error, reachable - end))
+        return parts + _some(Part("tail", "none", "", total - reachable))
 
-    def _add(self, tokens: int, outcome: str, tier: str = "none", reuse: str = "none") -> None:
-        if tokens > 0:
-            self._counters.add(
-                "tierkv_query_tokens_total", tokens, outcome=outcome, tier=tier, reuse=reuse
-            )
+    def _missing(self, tracked: TrackedRequest, begin: int, end: int) -> list[Part]:
+        """Tokens from `begin` to `end` that no tier had, by why not."""
+        if begin >= end:
+            return []
+        size = self._chunk_tokens
+        first = begin // size
+        tokens: dict[tuple[str, str], int] = {}
+        reasons = self._store.why_missing(tracked.chain.chunks[first : end // size])
+        for index, why in enumerate(reasons, first):
+            count = min(end, (index + 1) * size) - max(begin, index * size)
+            tokens[why] = tokens.get(why, 0) + count
+        return [Part("miss", tier, reason, count) for (reason, tier), count in tokens.items()]
+
+    def _add(self, part: Part) -> None:
+        outcome, tier, reason, tokens = part
+        delivered = outcome in ("hit", "failed")
+        self._counters.add(
+            "tierkv_query_tokens_total",
+            tokens,
+            outcome=outcome,
+            tier=tier if delivered else "none",
+            reuse="exact" if outcome == "hit" else "none",
+        )
+        if outcome == "miss":
+            self._counters.add("tierkv_miss_tokens_total", tokens, reason=reason, tier=tier)
+
+    def _price(self, tokens: int, seconds: float) -> None:
+        """What a hit took, and what it saved."""
+        self._counters.add("tierkv_load_seconds_total", seconds)
+        self._unpriced += tokens
+        rate = self._store.prefill_rate()
+        if rate:
+            self._counters.add("tierkv_saved_prefill_seconds_total", self._unpriced / rate)
+            self._unpriced = 0
+
+
+def _some(part: Part) -> list[Part]:
+    return [part] if part.tokens > 0 else []
+
+
+def _failed(tier: str, tokens: int) -> Part:
+    """Promised and not delivered by the workers' copies."""
+    return Part("failed", tier, "worker", tokens)
 
 
 def tokens_by_tier(claim: Claim, chunk_tokens: int) -> dict[str, int]:

@@ -286,6 +286,7 @@ def test_a_server_with_no_room_for_clients_is_tried_again(
     ("says", "told"),
     [
         (b"-DENIED Redis is running in protected mode\r\n", "refuses (DENIED)"),
+        (b"-ERR max number of clients reached\r\n", "takes no more connections; raise maxclients"),
         (b"-\x1b[2Jgotcha\nall is well\r\n", "refuses (UNKNOWN)"),
     ],
 )

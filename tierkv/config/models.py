@@ -18,12 +18,14 @@ from tierkv.config.base import Count, LowerTierConfig, Model, SecretRef, TierCon
 from tierkv.config.disk import DiskConfig
 from tierkv.config.dram import DramConfig
 from tierkv.config.registry import AnyTier
+from tierkv.config.stats import StatsConfig
 
 __all__ = [
     "DiskConfig",
     "DramConfig",
     "LowerTierConfig",
     "SecretRef",
+    "StatsConfig",
     "TierConfig",
     "TierKVConfig",
 ]
@@ -99,6 +101,10 @@ class TierKVConfig(Model):
     )
     save: Literal["prompt", "all"] = Field(
         "all", description="What is saved: the KV of prompts, or of generated tokens too"
+    )
+    stats: StatsConfig = Field(
+        StatsConfig(),
+        description="The socket behind tierkv top, stat, why and pin",
     )
     tiers: tuple[AnyTier, ...] = Field(
         description="Where KV is kept, fastest first; the first is dram",

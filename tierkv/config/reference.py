@@ -12,6 +12,7 @@ from typing import Any
 from tierkv.config.base import SecretRef
 from tierkv.config.registry import TIER_MODELS
 from tierkv.config.schema import json_schema
+from tierkv.config.stats import StatsConfig
 from tierkv.config.tree import flow
 from tierkv.config.units import DURATION_FORMAT, DURATION_UNITS, SIZE_FORMAT, SIZE_UNITS
 
@@ -105,6 +106,9 @@ def reference_text() -> str:
         ),
         "## Top level\n",
         _table(schema, definitions),
+        "## `stats`\n",
+        definitions[StatsConfig.__name__]["description"].splitlines()[0] + "\n",
+        _table(definitions[StatsConfig.__name__], definitions),
     ]
     for kind, model in TIER_MODELS.items():
         definition = definitions[model.__name__]

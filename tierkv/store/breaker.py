@@ -19,15 +19,11 @@ from enum import IntEnum
 
 from tierkv.errors import ErrorKind
 
-_ANSWERED = frozenset(
-    {
-        ErrorKind.CHECKSUM,
-        ErrorKind.KEY_MISMATCH,
-        ErrorKind.GEOMETRY,
-        ErrorKind.FORMAT,
-        ErrorKind.ENOSPC,
-    }
+ONE_CHUNK = frozenset(
+    {ErrorKind.CHECKSUM, ErrorKind.KEY_MISMATCH, ErrorKind.GEOMETRY, ErrorKind.FORMAT}
 )
+"""One chunk's bytes were bad. It is forgotten."""
+_ANSWERED = ONE_CHUNK | {ErrorKind.ENOSPC}
 """The tier answered: one chunk was bad, or there is no room. Other chunks may be well."""
 
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from tierkv.keys import Chunk
 from tierkv.pages.pool import DramPool
 from tierkv.policies import make_policy
+from tierkv.store.ghosts import Ghosts
 from tierkv.store.jobs import Fate, Read
 from tierkv.telemetry.counters import Counters
 from tierkv.tiers.base import Usage
@@ -25,15 +26,23 @@ class Dram:
         name: from the configuration.
         policy: name of the eviction policy.
         pool: the memory.
+        ghosts: told of every key that is given up.
         keeps_chunks: remember the whole `Chunk` of every slot, not only its key: a tier that is
             written when DRAM gives a chunk up needs its token ids then. About 0.5 KiB a slot.
     """
 
     def __init__(
-        self, name: str, policy: str, pool: DramPool, counters: Counters, keeps_chunks: bool
+        self,
+        name: str,
+        policy: str,
+        pool: DramPool,
+        counters: Counters,
+        ghosts: Ghosts,
+        keeps_chunks: bool,
     ) -> None:
         self.name = name
         self.pool = pool
+        self.ghosts = ghosts
         self.index = SlotIndex(pool.slots, make_policy(policy, pool.slots), self._on_evict)
         self.fills: dict[int, Read] = {}
         """Slots being filled by reads that tickets may still join."""
@@ -48,6 +57,7 @@ class Dram:
     def _on_evict(self, key: bytes, slot: int) -> None:
         self._evicted += 1
         self._origins.pop(slot, None)
+        self.ghosts.had(key, 0)
 
     def count_evictions(self) -> None:
         """Put the evictions since last time under their counter. After anything that reserves."""

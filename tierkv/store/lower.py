@@ -14,7 +14,7 @@ from enum import Enum
 from tierkv.config.models import LowerTierConfig
 from tierkv.errors import ErrorKind
 from tierkv.keys import Chunk
-from tierkv.store.breaker import Breaker, State
+from tierkv.store.breaker import ONE_CHUNK, Breaker, State
 from tierkv.store.complaints import Complaints
 from tierkv.store.context import Context
 from tierkv.store.cost import CostModel
@@ -49,6 +49,7 @@ class LowerTier:
     Args:
         tier: opened by `Store.open` before anything else here is called.
         write_bytes: of DRAM that write-behind to this tier may keep leased.
+        place: of this tier in the list of all; DRAM is 0.
     """
 
     def __init__(
@@ -60,8 +61,10 @@ class LowerTier:
         cost: CostModel,
         context: Context,
         write_bytes: int,
+        place: int,
     ) -> None:
         self.tier = tier
+        self._place = place
         self.name = config.name
         self.config = config
         self.reads: dict[int, Read] = {}
@@ -89,7 +92,7 @@ class LowerTier:
             self._write_lane,
             self.breaker,
             context.counters,
-            self._holds,
+            self.holds,
             self._written,
         )
         self._forgetting = Forgetting(
@@ -140,8 +143,8 @@ class LowerTier:
             self._complain("lookup", ErrorKind.WORKER, error)
             return Presence.MISS
 
-    def _holds(self, key: bytes) -> bool:
-        """Whether a write would be superfluous."""
+    def holds(self, key: bytes) -> bool:
+        """Whether the tier has the key, as far as can be said without asking it."""
         return not self._forgetting.covers(key) and self._presence(key) is Presence.HIT
 
     def usage(self) -> Usage:
@@ -183,6 +186,7 @@ class LowerTier:
             self._answered(read)
             self._moved(read, "load", result.nbytes)
             self._negative.forgive(read.chunk.key)
+            self._dram.ghosts.had(read.chunk.key, self._place)
             self._cost.observe_load(self.name, read.started, read.ended)
             if self._dram.filled(read):
                 self._count_reads[read.reason](1)
@@ -196,6 +200,8 @@ class LowerTier:
             self._dram.not_filled(read, Fate.UNAVAILABLE)
         else:
             self._negative.failed(read.chunk.key)
+            if result.error in ONE_CHUNK:
+                self._dram.ghosts.invalid((read.chunk.key,))
             self._failed(read, "load", result.error or ErrorKind.WORKER)
             self._dram.not_filled(read, Fate.FAILED)
 
@@ -207,6 +213,7 @@ class LowerTier:
             self._answered(job)
             self._moved(job, "save", result.nbytes)
             self._negative.forgive(job.chunk.key)
+            self._dram.ghosts.had(job.chunk.key, self._place)
             self._counters.add(
                 "tierkv_moves_total", source=self._dram.name, target=self.name, reason=job.reason
             )

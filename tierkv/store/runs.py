@@ -56,6 +56,7 @@ class Extension:
         begun: how many of `entries` are reads that began now, by tier name.
         joined: how many are reads that were under way.
         end: why the run ends after this; None if it may go on later.
+        blame: with `end`: the tier that is to blame, or "none".
         waits_for: with `end` None and chunks left: the tier whose deadline counts.
         asked: at the end of the run: (tier, result) of those that were asked for the last chunk.
     """
@@ -65,6 +66,7 @@ class Extension:
     begun: dict[str, int] = field(default_factory=dict)
     joined: int = 0
     end: str | None = None
+    blame: str = "none"
     waits_for: LowerTier | None = None
     asked: list[tuple[str, str]] = field(default_factory=list)
 
@@ -119,7 +121,7 @@ class Runs:
                     break
                 permit = lower.breaker.allow()
                 if not permit:
-                    found.end = Fate.UNAVAILABLE.value
+                    found.end, found.blame = Fate.UNAVAILABLE.value, lower.name
                     break
                 planned.append((len(found.entries), lower, permit))
                 found.entries.append(-1)
@@ -192,7 +194,7 @@ class Runs:
     ) -> LowerTier | None:
         """The tier to read chunk `at` from. None: `found` says why the run ends or waits."""
         key = chunks[at].key
-        end = Fate.MISS.value
+        end, blame = Fate.MISS.value, "none"
         asked: list[tuple[str, str]] = []
         for lower in self.lowers:
             probe, covers = decisions.probes.get(lower.name, (None, 0))
@@ -210,14 +212,15 @@ class Runs:
             if where is Where.HIT:
                 if self._worth(lower, len(chunks) - at, decisions, reason):
                     return lower
-                end = "skipped"
+                end, blame = "skipped", lower.name
                 asked.append((lower.name, "hit"))
             elif where is Where.UNAVAILABLE:
-                end = Fate.UNAVAILABLE.value if end == Fate.MISS.value else end
+                if end == Fate.MISS.value:
+                    end, blame = Fate.UNAVAILABLE.value, lower.name
                 asked.append((lower.name, "unavailable"))
             else:
                 asked.append((lower.name, "miss"))
-        found.end, found.asked = end, asked
+        found.end, found.blame, found.asked = end, blame, asked
         return None
 
     def _worth(self, lower: LowerTier, chunks: int, decisions: Decisions, reason: str) -> bool:

@@ -23,9 +23,11 @@ from tierkv.pages.pool import DramPool
 from tierkv.store.context import Context
 from tierkv.store.cost import CostModel
 from tierkv.store.dram import Dram
+from tierkv.store.ghosts import NEVER_SEEN, Ghosts, Why
 from tierkv.store.io_loop import IoLoop
 from tierkv.store.life import close_tiers, drain, open_tiers
 from tierkv.store.lower import LowerTier
+from tierkv.store.pins import Pins
 from tierkv.store.report import StoreReport, TierSummary
 from tierkv.store.runs import MAX_READS, Decisions, Runs
 from tierkv.store.tickets import LoadTicket
@@ -98,7 +100,12 @@ class Store:
             raise ConfigError(f"tiers.{dram.name}.capacity: {error}") from error
         self.layout = layout
         keeps_chunks = any(tier.write == "on_evict" for tier in self.config.lower)
-        self._dram = Dram(dram.name, dram.policy, self.pool, self._counters, keeps_chunks)
+        known = [(tier.name, getattr(tier, "ttl", None)) for tier in self.config.tiers]
+        self._ghosts = Ghosts(known, self.context.clock)
+        self._dram = Dram(
+            dram.name, dram.policy, self.pool, self._counters, self._ghosts, keeps_chunks
+        )
+        self._pins = Pins(self._dram)
         self._cost = CostModel(layout.chunk_tokens, layout.slot_bytes)
         self._runs = Runs(self._dram, self._lowers, self._cost, self.context)
         usage = self._dram.usage()
@@ -122,7 +129,10 @@ class Store:
         assert self._io is not None
         # Half of the pool, shared by all tiers: the other half stays free to be evicted.
         share = self.pool.slots * self.layout.slot_bytes // 2 // len(self.config.lower)
-        lower = LowerTier(tier, config, self._dram, self._io, self._cost, self.context, share)
+        place = self.config.tiers.index(config)
+        lower = LowerTier(
+            tier, config, self._dram, self._io, self._cost, self.context, share, place
+        )
         self._lowers.append(lower)
         capacity = lower.usage().capacity_bytes
         return TierSummary(
@@ -148,6 +158,7 @@ class Store:
         if self._io is not None:
             close_tiers(self._io, lowers, timeout)
         self._apply_done()
+        self._pins.unpin_all()
         self._dram.forget_all()
         self.pool.close()
 
@@ -213,6 +224,28 @@ class Store:
                 if lower.config.write == "on_reuse":
                     lower.writer.offer(chunks[: len(found.leased)], found.leased)
         return ticket
+
+    def why_missing(self, chunks: Sequence[Chunk]) -> list[Why]:
+        """Why each of these was not found; the first of them is where a run of hits ended.
+
+        One that is there, behind one that is missing, has the reason of the one before it. About
+        1 µs a chunk.
+        """
+        index, saves = self._dram.index, self._dram.saves
+        reasons = []
+        why = NEVER_SEEN
+        for chunk in chunks:
+            slot = index.find(chunk.key)
+            if slot is not None:
+                why = ("saving", "none") if slot in saves else why
+            elif not any(lower.holds(chunk.key) for lower in self._lowers):
+                why = self._ghosts.why(chunk.key)
+            reasons.append(why)
+        return reasons
+
+    def prefill_rate(self) -> float | None:
+        """Tokens that the engine computes in a second; None before it was measured."""
+        return self._cost.tokens_per_second()
 
     def observe_prefill(self, tokens: int, seconds: float) -> None:
         """The engine computed `tokens` of prompts in `seconds`: what a load is measured against."""
@@ -321,21 +354,47 @@ class Store:
 
     def invalidate(self, chunks: Sequence[Chunk]) -> None:
         """What was delivered of these was wrong: forget them in all tiers, at once."""
-        keys = [chunk.key for chunk in chunks]
+        self.forget([chunk.key for chunk in chunks])
+
+    def forget(self, keys: Sequence[bytes]) -> None:
+        """Forget these keys in all tiers, at once; pinned ones too."""
+        self._pins.unpin(keys)
         for lower in self._lowers:
             lower.forget(keys)
         self._count_evictions("invalid", sum(self._dram.forget(key) for key in keys))
+        self._ghosts.invalid(keys)
 
     def reset(self) -> None:
         """Forget everything in all tiers. What is in flight is thrown away when it comes back."""
+        self._pins.unpin_all()
         for lower in self._lowers:
             lower.forget_all()
         self._count_evictions("reset", self._dram.forget_all())
+        self._ghosts.forget_all()
         self._runs.generation += 1
 
     def _count_evictions(self, reason: str, count: int) -> None:
         if count:
             self._counters.add("tierkv_evictions_total", count, tier=self._dram.name, reason=reason)
+
+    def pin(self, keys: Sequence[bytes] | None) -> int:
+        """Keep these (None: all) from being evicted from DRAM, as far as they are there now.
+
+        At most half of the slots. Returns how many of them are pinned then.
+        """
+        return self._pins.pin(list(self._dram.index.keys()) if keys is None else keys)
+
+    def unpin(self, keys: Sequence[bytes] | None) -> int:
+        """Let these (None: all) be evicted again; how many were pinned."""
+        return self._pins.unpin_all() if keys is None else self._pins.unpin(keys)
+
+    def held(self, keys: Sequence[bytes] | None) -> dict[str, int]:
+        """How many of these (None: of all) each tier holds, as far as it can say without I/O."""
+        if keys is None:
+            return {name: usage.chunks for name, usage in self.usage().items()}
+        here = {self._dram.name: sum(self._dram.index.get(key) is not None for key in keys)}
+        here.update((lower.name, sum(map(lower.holds, keys))) for lower in self._lowers)
+        return here
 
     def poll(self) -> None:
         """Apply what the I/O loop finished. Call in every step; cheap when nothing did."""
@@ -366,7 +425,8 @@ class Store:
             put("tierkv_chunks", usage.chunks, tier=name)
             put("tierkv_used_bytes", usage.used_bytes, tier=name)
             put("tierkv_capacity_bytes", usage.capacity_bytes, tier=name)
-        put("tierkv_leased_slots", self._dram.index.leased)
+        put("tierkv_leased_slots", self._dram.index.leased - len(self._pins))
+        put("tierkv_pinned_slots", len(self._pins))
         for lower in self._lowers:
             lower.count_evictions()
             put("tierkv_breaker_state", lower.breaker.state, tier=lower.name)

@@ -26,12 +26,16 @@ class LoadTicket:
             was read ahead counts for the tier it was read from, for the first ticket that gets it.
         rest: once settled, why the run ended after `slots`: "" (all ready), "miss", "late",
             "unavailable", "skipped" (recomputing is faster), "failed".
+        blame: with `rest`: name of the tier that is to blame, or "none".
+        error: kind of the error, where the tier told one, else "".
     """
 
     def __init__(self, runs: Runs, chunks: Sequence[Chunk]) -> None:
         self.slots: list[int] = []
         self.sources: list[str] = []
         self.rest = ""
+        self.blame = "none"
+        self.error = ""
         self._runs = runs
         self._chunks = chunks
         self._generation = runs.generation
@@ -39,7 +43,9 @@ class LoadTicket:
         self._waiting: deque[Entry] = deque()
         self._decisions = Decisions()
         self._frontier = 0  # chunks that are in `slots` or `_waiting`
-        self._end: str | None = None  # why the run ends at the frontier, once that is known
+        # Why the run ends at the frontier, once that is known, and whose fault it is.
+        self._end: str | None = None
+        self._end_blame = "none"
         self._waits_for: LowerTier | None = None
         self._settled = False
         self._released = False
@@ -83,7 +89,7 @@ class LoadTicket:
         """Keep only the first `n` leases, and wait for no more if `n` is less than `ready`."""
         if n < len(self.slots):
             if not self._settled:
-                self._settle(self._end or "")
+                self._settle(self._end or "", self._end_blame)
             if not self._released:
                 self._runs.let_go(self.slots[n:])
             del self.slots[n:]
@@ -96,7 +102,7 @@ class LoadTicket:
         """
         if not self._released:
             if not self._settled:
-                self._settle(self._end or "")
+                self._settle(self._end or "", self._end_blame)
             self._released = True
             self._runs.let_go(self.slots)
 
@@ -114,7 +120,7 @@ class LoadTicket:
         else:
             self._take(found.leased)
         self._waiting += found.entries
-        self._end, self._waits_for = found.end, found.waits_for
+        self._end, self._end_blame, self._waits_for = found.end, found.blame, found.waits_for
         return found
 
     def _take(self, slots: list[int]) -> None:
@@ -129,7 +135,8 @@ class LoadTicket:
             read = entry if isinstance(entry, Read) else None
             if read is not None and read.fate is not Fate.READY:
                 if read.fate is not Fate.PENDING:
-                    self._settle(read.fate.value)
+                    self.error = str(read.result.error or "")
+                    self._settle(read.fate.value, read.lower.name)
                 return
             slot = entry.slot if isinstance(entry, Read) else entry
             if self._runs.dram.index.state(slot) != READY:
@@ -147,20 +154,23 @@ class LoadTicket:
         if self._settled:
             return
         if not self._waiting and (self._end is not None or self._frontier == len(self._chunks)):
-            self._settle(self._end or "")
+            self._settle(self._end or "", self._end_blame)
             return
         dram = self._runs.dram
         if self._waits_for is not None and not self._waiting and len(self.slots) >= dram.pool.slots:
-            self._settle(Fate.LATE.value)  # the pool is full of this very chain: no use to wait
+            # The pool is full of this very chain: no use to wait.
+            self._settle(Fate.LATE.value, self._waits_for.name)
             return
         first = self._waiting[0] if self._waiting else None
         lower = first.lower if isinstance(first, Read) else self._waits_for
         if lower is not None and self._runs.clock() >= self._began + lower.config.load_deadline:
-            self._settle(Fate.LATE.value)
+            self._settle(Fate.LATE.value, lower.name)
 
-    def _settle(self, rest: str) -> None:
+    def _settle(self, rest: str, blame: str = "none") -> None:
         self._settled = True
         self.rest = rest
+        if rest not in ("", Fate.MISS.value):
+            self.blame = blame
         self._runs.let_go(self._waiting)
         self._waiting.clear()
         # Once, and all together, so that a parent outlives its child whatever came when.

@@ -13,6 +13,7 @@ from enum import StrEnum
 from itertools import product
 
 from tierkv.errors import ErrorKind
+from tierkv.telemetry.build import build_labels
 
 
 class Kind(StrEnum):
@@ -31,11 +32,13 @@ class Label:
         name: as in Prometheus.
         values: fixed values.
         tiers: the names of the configured tiers are allowed too.
+        fact: what the one value is, where it depends on what is installed.
     """
 
     name: str
     values: tuple[str, ...] = ()
     tiers: bool = False
+    fact: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +76,15 @@ OUTCOMES = (
 )
 """Where each query token ends up; exactly one of these."""
 
+MISS_REASONS = ("never_seen", "evicted", "expired", "invalid", "saving", "opted_out")
+"""Why a token under the outcome `miss` was not stored; exactly one of these."""
+
 _SECONDS = (*(n * 10.0**power for power in range(-4, 1) for n in (1, 2, 5)), 10.0)
 
 _TIER = Label("tier", tiers=True)
 _OP = Label("op", ("load", "save"))
+
+_BUILD = build_labels()
 
 CATALOG: tuple[Metric, ...] = (
     Metric(
@@ -88,6 +96,28 @@ CATALOG: tuple[Metric, ...] = (
             Label("tier", ("none",), tiers=True),
             Label("reuse", ("exact", "none")),
         ),
+    ),
+    Metric(
+        "tierkv_miss_tokens_total",
+        Kind.COUNTER,
+        "The tokens under the outcome miss, by why they were not stored.",
+        (Label("reason", MISS_REASONS), Label("tier", ("none",), tiers=True)),
+    ),
+    Metric(
+        "tierkv_gpu_hit_tokens_total",
+        Kind.COUNTER,
+        "Prompt tokens that the engine's own prefix cache held, of the same requests.",
+    ),
+    Metric(
+        "tierkv_saved_prefill_seconds_total",
+        Kind.COUNTER,
+        "Time to compute the hit tokens, estimated from the engine's own prefill speed.",
+    ),
+    Metric(
+        "tierkv_load_seconds_total",
+        Kind.COUNTER,
+        "Time that requests with a hit waited for it: from the first lookup to its end, and from "
+        "admission to the end of the load.",
     ),
     Metric(
         "tierkv_lookup_chunks_total",
@@ -124,6 +154,7 @@ CATALOG: tuple[Metric, ...] = (
         (_TIER, _OP),
     ),
     Metric("tierkv_leased_slots", Kind.GAUGE, "DRAM slots that a copy or I/O keeps from eviction."),
+    Metric("tierkv_pinned_slots", Kind.GAUGE, "DRAM slots that a user keeps from eviction."),
     Metric(
         "tierkv_moves_total",
         Kind.COUNTER,
@@ -169,6 +200,16 @@ CATALOG: tuple[Metric, ...] = (
         Kind.GAUGE,
         "Whether the tier is asked: 0 closed (yes), 1 half-open (one probe), 2 open (no).",
         (_TIER,),
+    ),
+    Metric(
+        "tierkv_build_info",
+        Kind.GAUGE,
+        "1; the labels tell what runs.",
+        (
+            Label("version", (_BUILD["version"],), fact="of TierKV"),
+            Label("vllm", (_BUILD["vllm"],), fact="its version"),
+            Label("record_format", (_BUILD["record_format"],), fact="its version"),
+        ),
     ),
 )
 

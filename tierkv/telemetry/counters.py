@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeAlias, TypedDict
 
+from tierkv.telemetry.build import build_labels
 from tierkv.telemetry.catalog import BY_NAME, CATALOG, Kind, Metric
 
 _Key: TypeAlias = tuple[str, ...]
@@ -61,6 +62,8 @@ class Counters:
         self._put: dict[tuple[str, tuple[str, ...]], float] = {}
         self._samples: dict[tuple[str, tuple[str, ...]], list[float]] = {}
         self.declare_tiers(tiers)
+        # No change that `drain` tells: it is so from the start, on the other side too.
+        self._numbers["tierkv_build_info"][tuple(build_labels().values())] = 1
 
     def declare_tiers(self, names: Sequence[str]) -> None:
         """Make every series of these tiers, at zero."""

@@ -46,6 +46,24 @@ Each query token lands in exactly one outcome:
 Without faults the sum over outcomes equals `vllm:external_prefix_cache_queries`, and `hit` equals
 `vllm:external_prefix_cache_hits`; a test checks both.
 
+*Prefill avoided* is something else: hit tokens and the engine's own GPU hits together, over all
+prompt tokens. *Avoidable* are `late`, `unavailable`, `skipped` and `failed` over query tokens: what
+faster or healthier tiers would have made hits. Where there are no query tokens there is no rate:
+TierKV shows `–`, never 0.
+
+Each token under `miss` has one reason in `tierkv_miss_tokens_total`:
+
+| reason | meaning |
+|---|---|
+| `never_seen` | not stored since this engine started, or too long ago to be remembered |
+| `evicted` | a tier held it and gave it up; `tier` is the lowest that had it |
+| `expired` | a tier with a `ttl` held it, longer ago than that |
+| `invalid` | its bytes were wrong, or it was purged |
+| `saving` | another request is just saving it |
+| `opted_out` | the request asked not to load |
+
+A stored chunk behind one that is missing cannot be used, and counts with the one before it.
+
 ## All metrics
 
 | metric | type | labels | meaning |
@@ -63,6 +81,8 @@ def reference_text() -> str:
 
 
 def _label(label: Label) -> str:
+    if label.fact:
+        return f"`{label.name}`: {label.fact}"
     values = [f"`{value}`" for value in label.values]
     if label.tiers:
         values.append("names of tiers")

@@ -73,7 +73,10 @@ def test_every_value_in_effect_has_a_source(file: Path) -> None:
     fields = {
         f"tiers.{t.name}.{name}" for t in loaded.config.tiers for name in type(t).model_fields
     }
-    assert set(loaded.sources) == fields | {"version", "key_secret", "chunk_tokens", "save"}
+    assert set(loaded.sources) == fields | {
+        *("version", "key_secret", "chunk_tokens", "save"),
+        *("stats.socket", "stats.control"),
+    }
 
 
 @pytest.mark.parametrize(
@@ -164,7 +167,7 @@ def test_a_bad_value_in_a_variable_names_the_variable(file: Path) -> None:
 
 UNKNOWN = {
     "TIERKV_FOO": "unknown key 'foo'; "
-    "the keys here: version, key_secret, chunk_tokens, save, tiers",
+    "the keys here: version, key_secret, chunk_tokens, save, stats, tiers",
     "TIERKV_TIERS": "name the tier and the key, like TIERKV_TIERS__DRAM__CAPACITY",
     "TIERKV_TIERS__DISK__CAPACTY": "unknown key 'capacty'; did you mean 'capacity'?",
     "TIERKV_TIERS__DISK__PATH__X": "'path' holds a single value; nothing can follow it",
