@@ -71,7 +71,7 @@ def connect(path: Path) -> Engine:
 
 
 def engines() -> list[Engine]:
-    """All running engines of this user, in the order of their pids. Those that hang are left out."""
+    """The running engines of this user, in the order of their pids; not those that hang."""
     found = []
     for path in discovery.find():
         try:

@@ -70,7 +70,7 @@ class Publisher:
     last: Published | None = None
     commands: SimpleQueue[Command] = field(default_factory=SimpleQueue)
     _next: float = float("-inf")
-    _was_idle: bool = False
+    _told_idle: bool = False
 
     def publish(self, idle: bool) -> None:
         """Make a snapshot if it is time. Called in every step; nearly always O(1).
@@ -78,9 +78,11 @@ class Publisher:
         An engine that becomes idle is published at once: it does not come back to say so later.
         """
         now = self.clock()
-        if now < self._next and (not idle or self._was_idle):
+        just_idle = idle and not self._told_idle
+        self._told_idle = idle
+        if now < self._next and not just_idle:
             return
-        self._next, self._was_idle = now + INTERVAL, idle
+        self._next = now + INTERVAL
         self.last = Published(time.time(), idle, self.metrics(), self.requests())
 
     def run_commands(self, run: Callable[[str, dict[str, Any]], dict[str, Any]]) -> None:

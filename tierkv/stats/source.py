@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tierkv.stats import client
 from tierkv.stats.protocol import StatsError
-from tierkv.telemetry.catalog import BY_NAME, Kind
+from tierkv.telemetry.catalog import BY_NAME
 from tierkv.telemetry.counters import HistogramValue, Series, Snapshot
 
 URL_SECONDS = 5.0
@@ -190,10 +190,11 @@ def parse_page(text: str) -> dict[tuple[str, str], Snapshot]:
             continue
         for sample in family.samples:
             labels = {k: v for k, v in sample.labels.items() if k not in _FOREIGN}
+            bound = labels.pop("le", "") if family.type == "histogram" else ""
+            labels = _ordered(family.name, labels)
             model, engine = (sample.labels.get(name, "") for name in _FOREIGN)
             snapshot = found.setdefault((model, engine), {})
             if family.type == "histogram":
-                bound = labels.pop("le", "")
                 key = (model, engine, family.name, tuple(labels.values()))
                 if sample.name.endswith("_bucket"):
                     if key not in histograms:
@@ -210,10 +211,15 @@ def parse_page(text: str) -> dict[tuple[str, str], Snapshot]:
     return found
 
 
+def _ordered(family: str, labels: dict[str, str]) -> dict[str, str]:
+    """In the catalogue's order, as a socket gives them."""
+    metric = BY_NAME.get(family) or BY_NAME.get(f"{family}_total")
+    if metric is None:
+        return labels
+    return {label.name: labels.get(label.name, "") for label in metric.labels}
+
+
 def _append(snapshot: Snapshot, name: str, labels: dict[str, str], value: float) -> None:
-    metric = BY_NAME.get(name)
-    if metric is not None:  # in the catalogue's order, as a socket gives them
-        labels = {label.name: labels.get(label.name, "") for label in metric.labels}
     series: Series = {"labels": labels, "value": value}
     snapshot.setdefault(name, []).append(series)
 
@@ -222,9 +228,3 @@ def _histogram(buckets: list[tuple[float, float]], total: float) -> HistogramVal
     counts = [int(count) for _, count in sorted(buckets)]
     single = [count - before for count, before in zip(counts, [0, *counts], strict=False)]
     return {"count": counts[-1], "sum": total, "buckets": single}
-
-
-def is_counter(name: str) -> bool:
-    """Whether a metric's differences mean something."""
-    metric = BY_NAME.get(name)
-    return metric.kind is Kind.COUNTER if metric is not None else name.endswith("_total")
