@@ -36,6 +36,11 @@ def _digest(person: bytes, secret: bytes, fields: Iterable[tuple[str, bytes]]) -
     return h.digest()
 
 
+def _short(secret: bytes) -> bytes:
+    """The secret as a key that BLAKE2b takes."""
+    return blake2b(secret, digest_size=64).digest() if len(secret) > 64 else secret
+
+
 @dataclass(frozen=True, slots=True)
 class Chunk:
     """One chunk of one sequence.
@@ -59,11 +64,17 @@ class Namespace:
     Args:
         fields: name to value; every value is written as text. Order does not matter.
         secret: key of all digests, at most 64 bytes; empty means plain hashing.
+        about: for people who look at what is stored (the model's name, ...); no part of identity.
     """
 
-    def __init__(self, fields: Mapping[str, str | int | float | bool], secret: bytes = b"") -> None:
-        if len(secret) > 64:
-            secret = blake2b(secret, digest_size=64).digest()
+    def __init__(
+        self,
+        fields: Mapping[str, str | int | float | bool],
+        secret: bytes = b"",
+        about: Mapping[str, str] | None = None,
+    ) -> None:
+        secret = _short(secret)
+        self.about = dict(about or {})
         self.fields = {name: str(value) for name, value in sorted(fields.items())}
         self.secret = secret
         self.digest = _digest(
@@ -79,18 +90,42 @@ class Namespace:
     def scope(self, **fields: str | None) -> Scope:
         """The part of the namespace that one request lives in: tenant, LoRA, ... (None: absent)."""
         present = {name: value for name, value in sorted(fields.items()) if value is not None}
-        return Scope(self, present)
+        return Scope(self.digest, self.secret, present)
 
 
 class Scope:
-    """A namespace narrowed to one request's tenant and adapters: where its chains are rooted."""
+    """A namespace narrowed to one request's tenant and adapters: where its chains are rooted.
 
-    def __init__(self, namespace: Namespace, fields: Mapping[str, str]) -> None:
-        tagged = [("namespace", namespace.digest)]
+    Args:
+        namespace: digest, 16 bytes.
+        secret: key of all digests.
+        fields: name to value, sorted by name.
+    """
+
+    def __init__(self, namespace: bytes, secret: bytes, fields: Mapping[str, str]) -> None:
+        tagged = [("namespace", namespace)]
         tagged += [(name, value.encode()) for name, value in fields.items()]
-        self.secret = namespace.secret
+        self.secret = _short(secret)
         self.root = _digest(b"tierkv-root", self.secret, tagged)
         self.content_root = _digest(b"tierkv-text", self.secret, tagged)
+
+    def chunk_key(self, parent: bytes, tokens: bytes, extra: bytes = b"") -> bytes:
+        """Key of the chunk with this text (int32 little-endian) behind `parent`."""
+        return self._key(b"tierkv-chunk", parent, tokens, extra)
+
+    def content_key(self, tokens: bytes, extra: bytes = b"") -> bytes:
+        """Key of this text wherever it stands."""
+        return self._key(b"tierkv-content", self.content_root, tokens, extra)
+
+    def _key(self, person: bytes, parent: bytes, tokens: bytes, extra: bytes) -> bytes:
+        # `parent` has a fixed length; the two lengths in front make the rest injective.
+        lengths = len(tokens).to_bytes(4, "little") + len(extra).to_bytes(4, "little")
+        return blake2b(
+            b"".join((parent, lengths, tokens, extra)),
+            digest_size=KEY_BYTES,
+            key=self.secret,
+            person=person,
+        ).digest()
 
 
 class ChunkChain:
@@ -130,17 +165,7 @@ class ChunkChain:
             start = (index - have) * width
             tokens = data[start : start + width]
             extra = extras.get(index, b"") if extras else b""
-            key = self._key(b"tierkv-chunk", parent, tokens, extra)
-            content = self._key(b"tierkv-content", self._scope.content_root, tokens, extra)
+            key = self._scope.chunk_key(parent, tokens, extra)
+            content = self._scope.content_key(tokens, extra)
             self.chunks.append(Chunk(key, parent, content, tokens))
             parent = key
-
-    def _key(self, person: bytes, parent: bytes, tokens: bytes, extra: bytes) -> bytes:
-        # `parent` has a fixed length; the two lengths in front make the rest injective.
-        lengths = len(tokens).to_bytes(4, "little") + len(extra).to_bytes(4, "little")
-        return blake2b(
-            b"".join((parent, lengths, tokens, extra)),
-            digest_size=KEY_BYTES,
-            key=self._scope.secret,
-            person=person,
-        ).digest()

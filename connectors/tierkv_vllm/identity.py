@@ -73,7 +73,14 @@ def namespace(
         "draft_model": str(getattr(speculative, "model", None)) if speculative else "",
     }
     fields.update({f"worker.{name}": value for name, value in worker_fields.items()})
-    return Namespace(fields, secret)
+    served = model.served_model_name
+    about = {
+        "model": str(served[0] if isinstance(served, list) else served or model.model),
+        "engine": f"vllm {vllm.__version__}",
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "kv_dtype": str(cache.cache_dtype),
+    }
+    return Namespace(fields, secret, about)
 
 
 def scope(space: Namespace, request: Request) -> Scope:

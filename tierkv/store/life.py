@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 from tierkv.config.models import LowerTierConfig
 from tierkv.errors import ConfigError, TierError
+from tierkv.keys import Namespace
 from tierkv.pages.layout import SlotLayout
 from tierkv.store.context import Context
 from tierkv.store.io_loop import IoLoop
@@ -29,7 +30,7 @@ LEAST_CLOSE_SECONDS = 1.0
 def open_tiers(
     io: IoLoop,
     configs: Sequence[LowerTierConfig],
-    namespace: bytes,
+    namespace: Namespace,
     layout: SlotLayout,
     context: Context,
 ) -> list[tuple[Tier, TierReport] | str]:
@@ -38,7 +39,10 @@ def open_tiers(
     async def open_one(config: LowerTierConfig) -> tuple[Tier, TierReport] | str:
         try:
             tier = context.make_tier(config)
-            return tier, await tier.open(namespace, layout)
+            report = await tier.open(namespace.digest, layout)
+            if namespace.about:
+                await tier.describe(namespace.about)
+            return tier, report
         except (TierError, ConfigError) as error:
             return str(error)
         except Exception as error:

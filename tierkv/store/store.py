@@ -116,7 +116,7 @@ class Store:
             self._io = self.context.make_io()
             self._io.start()
             lower = self.config.lower
-            answers = open_tiers(self._io, lower, namespace.digest, layout, self.context)
+            answers = open_tiers(self._io, lower, namespace, layout, self.context)
             for config, answer in zip(lower, answers, strict=True):
                 if isinstance(answer, str):
                     disabled[config.name] = answer

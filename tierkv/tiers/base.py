@@ -15,7 +15,7 @@ caller until the coroutine returns; the tier neither keeps nor resizes it.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, StrEnum
 
@@ -98,6 +98,12 @@ class Tier(ABC):
 
         Raises:
             TierError: unusable; the message ends with the remedy. Nothing is left held.
+        """
+
+    async def describe(self, about: Mapping[str, str]) -> None:  # noqa: B027 - only a courtesy
+        """Keep, for people who look at what is stored, what the namespace is (`Namespace.about`).
+
+        Called once, after `open`. Best effort; never raises.
         """
 
     @abstractmethod

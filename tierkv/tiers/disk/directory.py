@@ -5,6 +5,7 @@
     PATH/<namespace>-v<format>/slab        the chunks of one namespace, in slots
                               /table       what is in which slot
                               /used        when each slot was used last (a hint)
+                              /about.json  what the namespace is, for people
 
 Everything else in PATH is somebody else's: never read, counted or removed. Files are opened
 relative to held directories and never through a link. All calls block.
@@ -24,6 +25,8 @@ from tierkv.errors import TierError
 from tierkv.tiers.disk.lock import LOCK_NAME, DirectoryLock
 
 SLAB, TABLE, USED = FILES = ("slab", "table", "used")
+ABOUT = "about.json"
+_ALL_FILES = (*FILES, ABOUT)
 
 _NAME = re.compile(r"[0-9a-f]{32}-v(0|[1-9][0-9]{0,4})")
 _DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -142,7 +145,7 @@ class Directory:
             return False
         try:
             # The table first: a slab without its table is nothing, the other way it is damage.
-            for file in (TABLE, USED, SLAB):
+            for file in (TABLE, USED, SLAB, ABOUT):
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(file, dir_fd=fd)
         except OSError:
@@ -177,7 +180,7 @@ class Directory:
             raise  # not to be counted as nothing
         try:
             allocated, used_ns = os.fstat(fd).st_blocks * _SECTOR, 0
-            for file in FILES:
+            for file in _ALL_FILES:
                 with contextlib.suppress(FileNotFoundError):
                     found = os.stat(file, dir_fd=fd, follow_symlinks=False)
                     allocated += found.st_blocks * _SECTOR

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from tierkv.errors import ErrorKind, TierError
@@ -133,6 +133,9 @@ class DiskTier(Tier):
             seconds=self._clock() - started,
             notes=tuple(found.notes),
         )
+
+    async def describe(self, about: Mapping[str, str]) -> None:
+        await self._threads.call(self._volume.write_about, about)
 
     def _adopt(self, found: Recovery) -> None:
         capacity = self._volume.most_slots

@@ -16,10 +16,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,7 +29,7 @@ from tierkv.errors import FormatError, GeometryError, TierError
 from tierkv.keys import Chunk
 from tierkv.pages.layout import ALIGNMENT, SlotLayout, align_up
 from tierkv.record import RecordFormat, checksum
-from tierkv.tiers.disk.directory import SLAB, TABLE, Directory
+from tierkv.tiers.disk.directory import ABOUT, SLAB, TABLE, Directory
 from tierkv.tiers.disk.facts import Stored
 from tierkv.tiers.disk.io import aligned_buffer, is_aligned, read_full, write_full
 from tierkv.tiers.disk.recover import Files, Recovery, open_files, recover
@@ -250,6 +251,17 @@ class Volume:
             raise
 
     # -- the rest --------------------------------------------------------------------------------
+
+    def write_about(self, about: Mapping[str, str]) -> None:
+        """Note what the namespace is, for `tierkv ls`. A courtesy; errors are ignored."""
+        text = json.dumps(dict(about), indent=2, ensure_ascii=False) + "\n"
+        with contextlib.suppress(OSError, TierError):
+            fd = self._directory.open_file(self._files.name, self._files.directory_fd, ABOUT)
+            try:
+                os.ftruncate(fd, 0)
+                os.pwrite(fd, text.encode(), 0)
+            finally:
+                os.close(fd)
 
     def write_used(self, stamps: bytes) -> None:
         """Note when each slot was used last: 8 bytes a slot. A hint; errors are ignored."""

@@ -31,6 +31,8 @@ class Names:
         self.generation = Generation()
         self.of_generation = f"{prefix}:{namespace.hex()}:generation".encode()
         """Of the key that holds the generation itself."""
+        self.of_about = f"{prefix}:{namespace.hex()}:about".encode()
+        """Of the key that says what the namespace is, for people."""
         self._stem = f"{prefix}:{namespace.hex()}:{shape}:"
 
     def of(self, key: bytes) -> bytes | None:

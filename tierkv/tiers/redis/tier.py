@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any
@@ -117,6 +118,19 @@ class RedisTier(Tier):
         self._is_open = True
         self._spawn(self._upkeep.run())
         return TierReport(seconds=self._clock() - started, notes=tuple(notes))
+
+    async def describe(self, about: Mapping[str, str]) -> None:
+        self._spawn(self._keep_described(json.dumps(dict(about), ensure_ascii=False).encode()))
+
+    async def _keep_described(self, text: bytes) -> None:
+        """Say it again before it expires, or soon if the server was not there."""
+        ttl = self._config.ttl
+        life = () if ttl is None else (text, b"PX", b"%d" % round(4000 * ttl))
+        while self.talk is not None:
+            told = await self.talk.each(b"SET", {b"": self._names.of_about}, *(life or (text,)))
+            if told.get(b"") == b"OK" and ttl is None:
+                return
+            await asyncio.sleep(ttl if ttl is not None and told.get(b"") == b"OK" else 60.0)
 
     async def _first_contact(self, talk: Talk) -> list[str]:
         """What there is to say about the servers.
