@@ -18,134 +18,36 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
+from tierkv.bench.disk import AT_ONCE, NAMESPACE, DiskBench
+from tierkv.bench.ratio import Ratio
 from tierkv.config.disk import DiskConfig
 from tierkv.keys import Chunk
 from tierkv.pages.layout import SlotLayout
 from tierkv.testing.samples import make_chunks
-from tierkv.tiers.base import Outcome
 from tierkv.tiers.disk import DiskTier
-from tierkv.tiers.disk.io import aligned_buffer, read_full, write_full
+from tierkv.tiers.disk.io import aligned_buffer
 from tierkv.tiers.disk.table import EMPTY, PAGE_BYTES, pack_entry
 
-NAMESPACE = b"benchmark-of-dsk"
 LAYOUT = SlotLayout(chunk_tokens=64, block_tokens=16, block_bytes=16 * 23040)
 SMALL = SlotLayout(chunk_tokens=64, block_tokens=16, block_bytes=64)
-AT_ONCE = 32
-STEP = 4096
-
-
-@dataclass(frozen=True, slots=True)
-class Ratio:
-    """Median over repeats, and the distance of the quartiles as its spread."""
-
-    median: float
-    spread: float
-    repeats: int
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> Ratio:
-        low, _, high = statistics.quantiles(values, n=4)
-        return cls(round(statistics.median(values), 3), round(high - low, 3), len(values))
-
-
-class Bench:
-    """A tier full of chunks, and the same slab opened once more for plain reads."""
-
-    def __init__(self, tier: DiskTier, slab: Path, chunks: list[Chunk]) -> None:
-        self.tier = tier
-        self.chunks = chunks
-        self.slot_bytes = tier._volume.slot_bytes
-        self.fd = os.open(slab, os.O_RDWR | os.O_DIRECT)
-        # As in a pool: as many slots as are loaded at once, touched before.
-        self.slots = [aligned_buffer(LAYOUT.part_stride) for _ in range(AT_ONCE)]
-        for slot in self.slots:
-            slot[:] = os.urandom(len(slot))
-        self.headers = [aligned_buffer(STEP) for _ in range(AT_ONCE)]
-        self.threads = ThreadPoolExecutor(8)
-
-    def offset(self, slot: int) -> int:
-        return PAGE_BYTES + slot * self.slot_bytes
-
-    def memory(self, slot: int) -> list[memoryview]:
-        # The tier's: plain reads into one small buffer would stay in the processor's cache.
-        return [self.headers[slot % AT_ONCE], self.slots[slot % AT_ONCE]]
-
-    def read(self, slot: int) -> None:
-        read_full(self.fd, self.memory(slot), self.offset(slot), step=STEP)
-
-    def read_in_sequence(self) -> None:
-        for slot in range(len(self.chunks)):
-            self.read(slot)
-
-    def read_at_once(self) -> None:
-        for start in range(0, len(self.chunks), AT_ONCE):
-            end = min(start + AT_ONCE, len(self.chunks))
-            list(self.threads.map(self.read, range(start, end)))
-
-    def write_in_sequence(self) -> None:
-        for slot in range(len(self.chunks)):
-            write_full(self.fd, self.memory(slot), self.offset(slot), step=STEP)
-
-    async def load_all(self) -> None:
-        for start in range(0, len(self.chunks), AT_ONCE):
-            results = await asyncio.gather(
-                *[
-                    self.tier.load(chunk, [self.slots[place]])
-                    for place, chunk in enumerate(self.chunks[start : start + AT_ONCE])
-                ]
-            )
-            assert all(result.outcome is Outcome.DONE for result in results), results
-
-    async def save_all(self) -> None:
-        for start in range(0, len(self.chunks), AT_ONCE):
-            results = await asyncio.gather(
-                *[
-                    self.tier.save(chunk, [self.slots[place]])
-                    for place, chunk in enumerate(self.chunks[start : start + AT_ONCE])
-                ]
-            )
-            assert all(result.outcome is Outcome.DONE for result in results), results
-
-
-async def timed(action: Callable[[], Awaitable[None] | None]) -> float:
-    """Seconds of one call."""
-    started = time.perf_counter()
-    waiting = action()
-    if waiting is not None:
-        await waiting
-    return time.perf_counter() - started
 
 
 async def transfers(
     path: Path, count: int, repeats: int
 ) -> tuple[dict[str, Ratio], dict[str, float]]:
     """Loads and saves of `count` chunks against plain reads and writes of the same bytes."""
-    tier = DiskTier(DiskConfig(path=path, capacity=2 << 30, min_free=0))
-    report = await tier.open(NAMESPACE, LAYOUT)
-    for note in report.notes:
+    bench = await DiskBench(path, LAYOUT, count).open()
+    for note in bench.notes:
         print(note)
-    chunks = make_chunks(count, LAYOUT)
-    bench = Bench(tier, next(path.glob("*/slab")), chunks)
-    await bench.save_all()
     seconds: dict[str, list[float]] = {}
-    for _ in range(repeats + 1):
-        for name, action in (
-            ("sequential_read", bench.read_in_sequence),
-            ("load", bench.load_all),
-            ("concurrent_read", bench.read_at_once),
-        ):
-            seconds.setdefault(name, []).append(await timed(action))
-    for _ in range(repeats + 1):
-        seconds.setdefault("sequential_write", []).append(await timed(bench.write_in_sequence))
-        await tier.evict([chunk.key for chunk in chunks])
-        seconds.setdefault("save", []).append(await timed(bench.save_all))
-    await tier.close()
-    total = count * bench.slot_bytes
+    for turn in (bench.read_turn, bench.write_turn):
+        for _ in range(repeats + 1):
+            for name, value in (await turn()).items():
+                seconds.setdefault(name, []).append(value)
+    await bench.close()
     ratios = {
         f"{ours}_over_{plain}": Ratio.of(
             # The first round warms up.
@@ -158,7 +60,7 @@ async def transfers(
         )
     }
     figures = {
-        f"{name}_gb_per_s": round(total / statistics.median(values[1:]) / 1e9, 3)
+        f"{name}_gb_per_s": round(bench.total_bytes / statistics.median(values[1:]) / 1e9, 3)
         for name, values in seconds.items()
     }
     return ratios, figures

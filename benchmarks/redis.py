@@ -29,13 +29,15 @@ import statistics
 import subprocess
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 
 from redis.asyncio import Redis
 
 from tests.redis_kit import RedisServer
+from tierkv.bench.ratio import Ratio, in_parallel
+from tierkv.bench.redis import NAMESPACE, all_connections
 from tierkv.config.redis import RedisConfig
 from tierkv.pages.layout import SlotLayout
 from tierkv.testing.proxy import FaultProxy, latency
@@ -43,7 +45,6 @@ from tierkv.testing.samples import make_chunks, make_parts
 from tierkv.tiers.base import Outcome
 from tierkv.tiers.redis.tier import RedisTier
 
-NAMESPACE = b"benchmark-redis!"
 CONNECTIONS = 8
 """Of the tier, which is its default, and of redis-benchmark."""
 
@@ -55,20 +56,6 @@ SIZES = {
     "smollm2_135m": 23040,
     "llama_8b": 131072,
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Ratio:
-    """Median over repeats, and the distance of the quartiles as its spread."""
-
-    median: float
-    spread: float
-    repeats: int
-
-    @classmethod
-    def of(cls, values: list[float]) -> Ratio:
-        low, _, high = statistics.quantiles(values, n=4)
-        return cls(round(statistics.median(values), 3), round(high - low, 3), len(values))
 
 
 @dataclass(slots=True)
@@ -94,25 +81,6 @@ def timed(nbytes: int, into: list[Timing]) -> Iterator[None]:
     into.append(Timing(nbytes / 1e9 / seconds, cpu / (nbytes / 1e9)))
 
 
-async def in_parallel(count: int, work: Callable[[int], Awaitable[None]], width: int) -> None:
-    """Run `work(0 … count-1)`, `width` at a time."""
-    numbers = iter(range(count))
-
-    async def worker() -> None:
-        for number in numbers:
-            await work(number)
-
-    await asyncio.gather(*[worker() for _ in range(width)])
-
-
-async def all_connections(tier: RedisTier) -> None:
-    """Wait until the tier has all its connections."""
-    assert tier.talk is not None
-    [node] = tier.talk.topology.nodes()
-    while not tier.is_ready or len(node.links) < CONNECTIONS:
-        await asyncio.sleep(0.01)
-
-
 class Bench:
     """One value size on one server."""
 
@@ -134,7 +102,7 @@ class Bench:
     async def repeat(self) -> None:
         tier = RedisTier(self.config)
         await tier.open(NAMESPACE, self.layout)
-        await all_connections(tier)
+        await all_connections(tier, self.config)
         for number in range(len(self.chunks)):
             self.server.set_value(f"key:{number:012d}", bytes(self.slots[0][0]))
         await in_parallel(len(self.chunks), lambda number: self._save(tier, number), 4)
@@ -218,7 +186,7 @@ async def round_trips(server: RedisServer, chunks: int = 100) -> dict[str, int]:
         for is_writer in (True, False):
             tier = RedisTier(config)
             await tier.open(NAMESPACE, layout)
-            await all_connections(tier)
+            await all_connections(tier, config)
             if is_writer:
                 for chunk in samples:
                     await tier.save(chunk, make_parts(layout))

@@ -5,7 +5,8 @@ A command is one module of this package with a function of the same name, and on
 below. Its module is imported when the command is used or listed, so it imports nothing heavy at the
 top: what it needs, it imports inside the function. `EXAMPLE` in the module ends its help.
 
-Exit codes: 0 fine, 1 failed at run time, 2 usage or configuration, 130 interrupted.
+Exit codes: 0 fine, 1 failed at run time, 2 usage or configuration, 3 works but degraded (damaged
+chunks found, warnings of `doctor --strict`), 130 interrupted.
 """
 
 from __future__ import annotations
@@ -46,17 +47,38 @@ class _Config(_Group):
     }
 
 
+class _Bench(_Group):
+    commands_table: ClassVar = {
+        "tiers": "tierkv.cli.bench_tiers",
+    }
+
+
 class _Root(_Group):
     commands_table: ClassVar = {
+        "bench": "tierkv.cli.app",
         "check": "tierkv.cli.check",
         "config": "tierkv.cli.app",
         "demo": "tierkv.cli.demo",
+        "doctor": "tierkv.cli.doctor",
+        "du": "tierkv.cli.du",
+        "inspect": "tierkv.cli.inspect",
+        "ls": "tierkv.cli.ls",
+        "pin": "tierkv.cli.pin",
+        "purge": "tierkv.cli.purge",
+        "report": "tierkv.cli.report",
+        "simulate": "tierkv.cli.simulate",
+        "stat": "tierkv.cli.stat",
+        "top": "tierkv.cli.top",
+        "verify": "tierkv.cli.verify",
         "version": "tierkv.cli.version",
+        "warm": "tierkv.cli.warm",
+        "why": "tierkv.cli.why",
     }
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        if cmd_name == "config":
-            return typer.main.get_command(_config)
+        group = _GROUPS.get(cmd_name)
+        if group is not None:
+            return typer.main.get_command(group)
         return super().get_command(ctx, cmd_name)
 
 
@@ -89,6 +111,18 @@ _config = _typer(cls=_Config, invoke_without_command=True)
 def _config_group(context: typer.Context) -> None:
     """Write a sample configuration, or show the one in effect."""
     _need_command(context)
+
+
+_bench = _typer(cls=_Bench, invoke_without_command=True)
+
+
+@_bench.callback(epilog="Example:\n\n\b\n  tierkv bench tiers --path /mnt/nvme")
+def _bench_group(context: typer.Context) -> None:
+    """Measure what this machine can do."""
+    _need_command(context)
+
+
+_GROUPS = {"bench": _bench, "config": _config}
 
 
 app = typer.Typer(

@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which stored chunks follow which, and from which request's scope they come.
+
+A chunk names the one before it; the first one names the root of its scope, which is a keyed digest
+of the tenant and the LoRA adapter. So a tenant's chunks are found by walking down from that root.
+What cannot be reached from a root that can be named (another tenant's, an adapter's, text whose
+beginning was evicted) belongs to somebody who cannot be named here.
+
+Pure functions over values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from tierkv.inventory.base import StoredChunk
+from tierkv.keys import Scope
+
+
+def tenant_root(namespace: str, tenant: str, secret: bytes) -> bytes:
+    """Where a tenant's chains begin, without LoRA.
+
+    Args:
+        namespace: digest in hex.
+        tenant: the request's `cache_salt`; "" for requests without one.
+        secret: of the configuration's `key_secret`; b"" without one.
+    """
+    fields = {"tenant": tenant} if tenant else {}
+    return Scope(bytes.fromhex(namespace), secret, fields).root
+
+
+def below(root: bytes, chunks: Iterable[StoredChunk]) -> list[StoredChunk]:
+    """The chunks whose chain leads back to `root`, parents first."""
+    children: dict[bytes, list[StoredChunk]] = {}
+    for chunk in chunks:
+        children.setdefault(chunk.parent, []).append(chunk)
+    found: list[StoredChunk] = []
+    parents = [root]
+    while parents:
+        level = children.pop(parents.pop(), [])
+        found += level
+        parents += [chunk.key for chunk in level]
+    return found
