@@ -41,6 +41,7 @@ def check_supported(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> 
     """
     groups = kv_cache_config.kv_cache_groups
     parallel = vllm_config.parallel_config
+    layers = vllm_config.compilation_config.static_forward_context
     if not groups:
         raise UnsupportedError("the model has no KV cache")
     if any(getattr(group, "is_eagle_group", False) for group in groups):
@@ -53,6 +54,11 @@ def check_supported(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> 
             raise UnsupportedError(
                 f"layer {name} keeps a {type(spec).__name__}, neither full attention nor a "
                 "sliding window"
+            )
+        impl = getattr(layers.get(name), "impl", None)
+        if type(impl).__name__ == "CPUMLAImpl":
+            raise UnsupportedError(
+                "vLLM's MLA attention for CPUs without AMX cannot go on after loaded tokens"
             )
         if getattr(spec, "non_causal", False):
             raise UnsupportedError(f"layer {name} attends to later tokens")
@@ -124,7 +130,7 @@ def _united(views: list[torch.Tensor]) -> list[torch.Tensor]:
     grids: dict[tuple[int, int], list[tuple[int, int, torch.Tensor]]] = {}
     for view in views:
         key = (view.untyped_storage().data_ptr(), view.stride(0))
-        grids.setdefault(key, []).append((view.storage_offset(), view.shape[1], view))
+        grids.setdefault(key, []).append((int(view.storage_offset()), view.shape[1], view))
     united = []
     for pages in grids.values():
         pages.sort(key=lambda page: page[:2])

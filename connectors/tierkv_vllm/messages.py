@@ -31,7 +31,8 @@ class WorkerFacts(KVConnectorHandshakeMetadata):
     Attributes:
         refusal: why this worker cannot serve; empty if it can. The rest is then meaningless.
         block_bytes: bytes of one engine block, all layers of this rank.
-        region: its part of the DRAM pool, for the scheduler's process to map.
+        region: its part of the DRAM pool, for the scheduler's process to map; None where another
+            worker holds the same KV and keeps that part.
         fields: facts that decide what the bytes mean (device, layout, CPU instruction set).
         notes: things an operator should know, one sentence each.
     """

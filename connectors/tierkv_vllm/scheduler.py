@@ -87,6 +87,7 @@ class SchedulerSide:
         # What waits to be saved must not leave a window meanwhile.
         windows = [group.window for group in groups if group.window is not None]
         self._patience = min([PATIENCE_TOKENS, *windows])
+        self._landing: dict[str, tuple[Request, int]] | None = {} if windows else None
         self._ranks = ranks
         self._save_generated = save_generated
         self._counters = store.context.counters
@@ -156,8 +157,31 @@ class SchedulerSide:
         end = min((first + claim.ticket.ready) * size, self._reachable(request))
         if end <= local:
             return 0, False
+        if self._landing and self._too_crowded(request, end):
+            return None, False
         claim.start, claim.end = local, end
         return end - local, True
+
+    def _too_crowded(self, request: Request, end: int) -> bool:
+        """Whether this load would take blocks that others need to go on after theirs.
+
+        vLLM keeps blocks free for requests that load or have loaded, but counts too few for groups
+        with a window: blocks that have left it pass for held ones. Such requests cannot be
+        preempted, and would wait for each other's blocks for ever.
+        """
+        pool = self._block_pool
+        if pool is None or self._landing is None:
+            return False
+        needed = sum(
+            -(-request.num_tokens // group.block_tokens) - group.first_needed(end)
+            for group in self._groups
+        )
+        for other, loaded in self._landing.values():
+            needed += sum(
+                -(-other.num_tokens // group.block_tokens) - loaded // group.block_tokens
+                for group in self._groups
+            )
+        return needed > pool.get_num_free_blocks()
 
     def allocated(self, request: Request, block_ids: BlockIds, external: int) -> None:
         """vLLM admitted the request: turn the claim into a load job, or let go of it.
@@ -167,6 +191,8 @@ class SchedulerSide:
         """
         tracked = self._track(request)
         claim = tracked.claim
+        if self._landing is not None:
+            self._landing.pop(request.request_id, None)
         if external == 0:
             # Also called when a request goes on after its load: then it has been counted.
             ticket = claim.ticket if claim is not None else None
@@ -179,6 +205,8 @@ class SchedulerSide:
         claim.end = claim.start + external
         ops = self._load_ops(claim, block_ids)
         tracked.loading, tracked.claim = True, None
+        if self._landing is not None:
+            self._landing[request.request_id] = (request, claim.end)
         tracked.load_began = self.store.context.clock()
         self._loads[request.request_id] = (tracked, claim)
         self._new_loads.append(LoadJob(self._job_id(), request.request_id, ops))
@@ -351,6 +379,8 @@ class SchedulerSide:
                     known.loading, known.never_load = False, True
                 continue
             tracked.loading = False
+            if not ok and self._landing is not None:
+                self._landing.pop(request_id, None)
             self._accounting.count(tracked, claim, ok, claim.ticket)
             if not ok:
                 # Offered again it would fail again, and the request would never end.
@@ -395,6 +425,8 @@ class SchedulerSide:
             What became of its prompt, if it asked to be told.
         """
         tracked = self._requests.pop(request.request_id, None)
+        if self._landing is not None:
+            self._landing.pop(request.request_id, None)
         if tracked is None:
             return None
         tracked.drop_claim()

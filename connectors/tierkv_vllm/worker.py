@@ -28,6 +28,7 @@ from tierkv.pages.mover import PageMover, make_mover
 from tierkv.pages.pool import PoolRegion
 from tierkv_vllm import kv_pages
 from tierkv_vllm.messages import StepPlan, WorkerFacts, WorkerReport
+from tierkv_vllm.replicas import Replicas, replicas_of
 from tierkv_vllm.settings import make_region, slot_layout
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ class WorkerSide:
         self._kv_cache_config = kv_cache_config
         self._region: PoolRegion | None = None
         self._mover: PageMover | None = None
+        self._saves = True
         self._facts = WorkerFacts(refusal="vLLM registered no KV cache")
         self._loads: dict[int, str] = {}
         self._failed_at_once: set[str] = set()
@@ -65,7 +67,8 @@ class WorkerSide:
             ConfigError: the configuration does not fit the engine; better now than a silent cache.
         """
         try:
-            self._facts = self._open(kv_caches)
+            with replicas_of(self._vllm_config, self._kv_cache_config) as replicas:
+                self._facts = self._open(kv_caches, replicas)
         except ConfigError:
             raise
         except (TierKVError, OSError, MemoryError) as error:
@@ -75,20 +78,21 @@ class WorkerSide:
             logger.exception("TierKV: preparing the page mover raised")
             self._facts = WorkerFacts(refusal=f"{type(error).__name__}: {error}")
 
-    def _open(self, kv_caches: dict[str, torch.Tensor]) -> WorkerFacts:
+    def _open(self, kv_caches: dict[str, torch.Tensor], replicas: Replicas) -> WorkerFacts:
         kv_pages.check_supported(self._vllm_config, self._kv_cache_config)
         table = PageTable.from_layers(kv_pages.page_views(self._kv_cache_config, kv_caches))
         layout = slot_layout(
             self._loaded,
             kv_pages.group_sizes(self._kv_cache_config),
             table.block_bytes,
-            self._vllm_config.parallel_config.world_size,
+            self._vllm_config.parallel_config.world_size // replicas.count,
         )
-        self._region = make_region(self._loaded, layout)
+        self._region = replicas.region(lambda: make_region(self._loaded, layout))
+        self._saves = replicas.is_writer
         self._mover = make_mover(table, self._region)
         return WorkerFacts(
             block_bytes=table.block_bytes,
-            region=self._region.handle,
+            region=self._region.handle if replicas.is_writer else None,
             fields=kv_pages.worker_fields(self._vllm_config, self._kv_cache_config, kv_caches),
             notes=self._mover.notes,
         )
@@ -103,7 +107,10 @@ class WorkerSide:
         if self._mover is None:
             return
         if plan.save is not None:
-            self._mover.save(plan.save.job_id, plan.save.ops)
+            if self._saves:
+                self._mover.save(plan.save.job_id, plan.save.ops)
+            else:
+                self._report.saves[plan.save.job_id] = (1, True)
         if plan.fences:
             self._mover.fence(plan.fences)
 

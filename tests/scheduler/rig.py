@@ -19,6 +19,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from tierkv_vllm.connector import TierKVConnector
@@ -157,6 +158,7 @@ class Rig:
         num_blocks: engine blocks; 0 is vLLM's null block.
         groups: KV cache groups; one of full attention with `block_size` if empty.
         max_tokens: tokens of one step.
+        replicas: consecutive ranks that hold the same KV.
         queries, hits: prompt tokens by vLLM's own count of what it asked the connector for.
     """
 
@@ -168,6 +170,7 @@ class Rig:
     max_tokens: int = 128
     max_seqs: int = 8
     ranks: int = 1
+    replicas: int = 1
     prefix_caching: bool = True
     outputs: dict[str, list[int]] = field(default_factory=dict)
     finished: set[str] = field(default_factory=set)
@@ -185,11 +188,7 @@ class Rig:
         self.caches = [self._caches() for _ in range(self.ranks)]
         self.workers: list[TierKVConnector] = []
         if self.extra is not None:
-            # vLLM makes the workers' instances first.
-            for cache in self.caches:
-                worker = TierKVConnector(self.config, KVConnectorRole.WORKER, self.kv_cache_config)
-                worker.register_kv_caches(cache)
-                self.workers.append(worker)
+            self._make_workers()
         init_none_hash(sha256)
         self.scheduler = Scheduler(
             vllm_config=self.config,
@@ -210,6 +209,21 @@ class Rig:
         self.hasher = get_request_block_hasher(hash_block_size, sha256)
         self.aggregator = KVOutputAggregator(self.ranks)
         self.running: dict[str, _Running] = {}
+
+    def _make_workers(self) -> None:
+        """vLLM makes the workers' instances first; here one after the other, writers first."""
+        told: list[Any] = []
+
+        def gather(handle: Any) -> list[Any]:
+            told.append(handle)
+            return told + [None] * (self.ranks - len(told))
+
+        with mock.patch("tierkv_vllm.replicas._gather_in_tp_group", gather):
+            for rank, cache in enumerate(self.caches):
+                self.config.parallel_config.rank = rank
+                worker = TierKVConnector(self.config, KVConnectorRole.WORKER, self.kv_cache_config)
+                worker.register_kv_caches(cache)
+                self.workers.append(worker)
 
     def _vllm_config(self) -> VllmConfig:
         transfer = None
@@ -266,6 +280,7 @@ class Rig:
                 for g, group in enumerate(self.groups)
             ],
             kv_cache_layout="LBHNC",
+            kv_tp_replicas=self.replicas,
         )
 
     def _caches(self) -> dict[str, torch.Tensor]:
@@ -415,6 +430,8 @@ class Rig:
 
     def _forward(self, plan: SchedulerOutput, rank: int) -> dict[str, list[int]]:
         sampled = {}
+        # Replicas compute the same; `rank` only names the caches from here on.
+        part = rank // self.replicas
         for request_id, count in plan.num_scheduled_tokens.items():
             state = self.running[request_id]
             states = prefix_states(state.tokens)
@@ -423,7 +440,7 @@ class Rig:
             for g, group in enumerate(self.groups):
                 blocks, offsets = self._places(state, g, state.computed, end)
                 for layer, cache in self._layers(g, rank):
-                    kv = kv_of(states[state.computed : end], layer, rank, group.heads)
+                    kv = kv_of(states[state.computed : end], layer, part, group.heads)
                     cache[blocks, :, offsets] = kv
             if state.computed + count == len(state.tokens):
                 sampled[request_id] = [next_token(states[-1])]
@@ -443,7 +460,8 @@ class Rig:
             blocks, offsets = self._places(state, g, lowest, state.computed)
             assert bool((blocks != 0).all()), f"{request_id}: group {g}: KV in the null block"
             for layer, cache in self._layers(g, rank):
-                wanted = kv_of(states[lowest : state.computed], layer, rank, group.heads)
+                part = rank // self.replicas
+                wanted = kv_of(states[lowest : state.computed], layer, part, group.heads)
                 wrong = (cache[blocks, :, offsets] != wanted).flatten(1).any(dim=1).nonzero()
                 if len(wrong):
                     place = int(wrong[0])

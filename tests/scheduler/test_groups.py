@@ -174,7 +174,8 @@ def test_random_traffic_never_meets_a_wrong_byte(make_rig: MakeRig, model: str, 
     seed = list(MODELS).index(model) + 10 * (mover == "late")
     rng = Random(seed)
     print(f"seed {seed}")
-    # Few blocks: requests are preempted, and blocks of one group become another's all the time.
+    # Few blocks: requests are preempted, blocks of one group become another's all the time, and
+    # requests that have loaded would wait for each other's blocks if TierKV let them.
     rig = make_rig(
         dram("256KiB"), groups=MODELS[model], num_blocks=90, max_tokens=rng.choice([48, 112, 256])
     )
