@@ -50,8 +50,9 @@ class DiskBench:
         self.chunks: list[Chunk] = make_chunks(count, layout)
         self._layout = layout
         self._path = path
-        config = DiskConfig(path=path, capacity=2 * self.total_bytes + (1 << 20), min_free=0)
-        self._tier = DiskTier(config.model_copy(update={"load_deadline": 600.0}))
+        capacity = 2 * self.total_bytes + (1 << 20)
+        config = DiskConfig.model_validate({"path": path, "capacity": capacity, "min_free": 0})
+        self._tier = DiskTier(config)
         # As in a pool: as many slots as are loaded at once, touched before.
         self._slots = [aligned_buffer(layout.slot_bytes) for _ in range(min(AT_ONCE, count))]
         for slot in self._slots:

@@ -93,7 +93,7 @@ def _tiers(config: Path | None, tier: str | None, path: Path | None) -> list[Tie
     loaded = loading.load(None, config, check_machine=False, json_list=None)
     tiers = list(loaded.config.tiers)
     if path is not None:
-        disk = DiskConfig(path=path.absolute(), capacity=1 << 40, min_free=0)
+        disk = DiskConfig.model_validate({"path": path.absolute(), "capacity": 1 << 40})
         tiers = [each for each in tiers if not isinstance(each, DiskConfig)] + [disk]
     chosen = [each for each in tiers if tier in (None, each.name)]
     if not chosen:

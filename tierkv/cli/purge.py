@@ -10,15 +10,20 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tierkv.cli import columns, loading, output, storage
+from tierkv.errors import TierKVError
 
 if TYPE_CHECKING:
     from tierkv.cli.storage import Places
     from tierkv.inventory import Inventory, NamespaceSummary, StoredChunk
+    from tierkv.stats.client import Engine
 
 EXAMPLE = """\
   tierkv purge --namespace 3f2a
   tierkv purge --tenant team-7 --yes
   tierkv purge --path /var/lib/tierkv --all --yes"""
+
+KEYS_AT_ONCE = 20_000
+"""In one request to an engine, which takes 4 MiB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +73,9 @@ def purge(
 ) -> None:
     """Forget stored KV. Shows what would go; --yes does it.
 
-    On disk what goes is overwritten, or its files are removed. The directory must be at rest: stop
-    the engine that uses it. On Redis engines may go on. What running engines hold in DRAM stays
-    until they are restarted, or vLLM's reset_prefix_cache is called with reset_connector=true.
+    In a directory at rest what goes is overwritten, or its files are removed. If an engine uses the
+    directory it is asked to forget, in DRAM and all its tiers; it needs `stats: {control: true}`,
+    and does not overwrite. On Redis engines may go on, and keep what they hold in DRAM.
 
     A tenant's chunks are found from the beginnings of its texts. Not among them is what the tenant
     computed with a LoRA adapter, and text whose beginning was evicted: only --namespace takes that.
@@ -87,8 +92,9 @@ def purge(
             raise storage.no_namespace(namespace)
         targets = [each for each in targets if each.count or each.chunks is None]
         if yes:
-            for each in targets:
-                each.inventory.remove(each.summary.name, each.chunks)
+            queued = [_remove(each) for each in targets]
+            if any(queued):
+                output.message("queued: the engine is idle and does it before its next request")
         _show(targets, yes, as_json)
         found.finish()
 
@@ -117,6 +123,49 @@ def _targets(
             elif not summary.problem:
                 root = tenant_root(summary.digest, tenant, found.secret)
                 yield _Target(inventory, summary, below(root, inventory.chunks(summary.name)))
+
+
+def _remove(target: _Target) -> bool:
+    """Forget; true if the engine that has the directory will do it later.
+
+    Raises:
+        TierKVError: an engine has the directory and does not forget this.
+    """
+    inventory, summary = target.inventory, target.summary
+    if inventory.holder is None:
+        inventory.remove(summary.name, target.chunks)
+        return False
+    from tierkv.stats.client import engines
+
+    found = engines()
+    try:
+        for engine in found:
+            if engine.info["pid"] != inventory.holder:
+                continue
+            if engine.info.get("namespace") != summary.digest:
+                raise TierKVError(
+                    f"{inventory.tier}: {inventory.used_by} has the directory and serves another "
+                    f"namespace than {summary.digest[:12]}; stop that engine first"
+                )
+            return _ask(engine, target)
+    finally:
+        for engine in found:
+            engine.close()
+    raise TierKVError(
+        f"{inventory.tier}: {inventory.place} is in use by {inventory.used_by}, which cannot be "
+        "asked; stop that engine first"
+    )
+
+
+def _ask(engine: Engine, target: _Target) -> bool:
+    if target.chunks is None:
+        return bool(engine.request("purge", all=True).get("queued"))
+    keys = [chunk.key.hex() for chunk in target.chunks]
+    answers = [
+        engine.request("purge", keys=keys[start : start + KEYS_AT_ONCE])
+        for start in range(0, len(keys), KEYS_AT_ONCE)
+    ]
+    return any(answer.get("queued") for answer in answers)
 
 
 def _show(targets: list[_Target], done: bool, as_json: bool) -> None:
@@ -161,5 +210,5 @@ def _show(targets: list[_Target], done: bool, as_json: bool) -> None:
     holders = {each.inventory.tier: each.inventory.used_by for each in targets}
     for tier, holder in holders.items():
         if holder:
-            output.message(f"{tier}: in use by {holder}: stop that engine before --yes")
+            output.message(f"{tier}: in use by {holder}, which --yes asks to forget it")
     output.message("nothing was changed; --yes purges this")

@@ -110,8 +110,16 @@ class Inventory(ABC):
     """Most bytes the tier may use, if it is configured."""
     free_bytes: int | None = None
     """What the medium has left for us, if it says so."""
-    used_by: str = ""
-    """Who uses the place right now, like `process 4711`; "" if nobody is known to."""
+    holder: int | None = None
+    """Pid of the process that has the place for itself, 0 if it did not leave one; None: nobody,
+    or nobody that can be seen."""
+
+    @property
+    def used_by(self) -> str:
+        """The holder in words, "" if there is none."""
+        if self.holder is None:
+            return ""
+        return f"process {self.holder}" if self.holder else "another process"
 
     @abstractmethod
     def namespaces(self) -> list[NamespaceSummary]:

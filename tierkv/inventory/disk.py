@@ -91,9 +91,7 @@ class DiskInventory(Inventory):
                 f"{path} cannot be read ({error.strerror}); give the tier's directory",
                 tier=tier,
             ) from None
-        holder = holder_of(self._fd)
-        if holder is not None:
-            self.used_by = f"process {holder}" if holder else "another process"
+        self.holder = holder_of(self._fd)
         found = os.fstatvfs(self._fd)
         self.free_bytes = found.f_bavail * found.f_frsize
         self._slabs: dict[str, tuple[int, int]] = {}  # descriptor and step of slabs that are open

@@ -7,6 +7,7 @@ import asyncio
 import json
 import os
 import shutil
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,9 @@ from tests.unit.cli.storage_kit import (
 from tests.unit.tiers import disk_kit
 from tierkv.cli.app import run
 from tierkv.keys import Chunk
+from tierkv.stats.publisher import Publisher
+from tierkv.stats.server import StatsServer
+from tierkv.telemetry.counters import Counters
 
 Captured = pytest.CaptureFixture[str]
 RECORD = 4096 + 2 * 12288
@@ -122,7 +126,7 @@ def test_ls_beside_an_engine_says_so_and_takes_nothing(tmp_path: Path, capsys: C
             told = capsys.readouterr().err
             if command[0] == "purge":
                 assert code == 1
-                assert f"is in use by process {os.getpid()}; stop that engine first" in told
+                assert f"is in use by process {os.getpid()}, which cannot be asked; stop" in told
             else:
                 assert code == 0  # nothing is damaged, so nothing had to be taken
         result, value = await disk_kit.load(tier, disk_kit.CHUNKS[0])
@@ -434,3 +438,73 @@ def test_the_directory_of_a_copy_can_be_read_too(tmp_path: Path, capsys: Capture
     shutil.copytree(path, tmp_path / "copy")
     assert read(capsys, "ls", "--path", str(tmp_path / "copy"))["namespaces"][0]["chunks"] == 2
     assert LAYOUT.ranks == 2
+
+
+@pytest.mark.parametrize("everything", [True, False])
+def test_an_engine_that_has_the_directory_is_asked_to_forget(
+    everything: bool, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[str, dict[str, Any]]] = []
+    chunks = chain(SPACE, 3)
+
+    async def look(socket_folder: str) -> None:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", socket_folder)
+        config = disk_kit.make_config(tmp_path)
+        tier, _ = await disk_kit.opened(config, SPACE.digest)
+        for chunk in chunks:
+            await disk_kit.save(tier, chunk)
+        publisher = Publisher(Counters().snapshot, list)
+        server = StatsServer(publisher, {"namespace": SPACE.digest.hex()}, control=True)
+        server.start()
+
+        def answer(op: str, arguments: dict[str, Any]) -> dict[str, Any]:
+            asked.append((op, arguments))
+            return {"chunks": 1}
+
+        arguments = ["--all"] if everything else ["--key", chunks[1].key.hex()]
+        purging = asyncio.create_task(
+            asyncio.to_thread(run, ["purge", *arguments, "--yes", "--path", str(config.path)])
+        )
+        while not purging.done():
+            publisher.run_commands(answer)
+            await asyncio.sleep(0)
+        assert await purging == 0
+        server.close()
+        await tier.close()
+
+    # A short path: the socket's own must fit into 107 bytes.
+    with tempfile.TemporaryDirectory(prefix="tk-") as socket_folder:
+        asyncio.run(look(socket_folder))
+    assert capsys.readouterr().out.endswith("purged\n")
+    keys = [chunk.key.hex() for chunk in chunks[1:]]
+    assert asked == [("purge", {"all": True} if everything else {"keys": keys})]
+
+
+# What the tier leaves for people
+
+
+def test_the_manifest_is_private_and_goes_with_its_namespace(tmp_path: Path) -> None:
+    path = fill_disk(tmp_path, SPACE, chain(SPACE, 1))
+    manifest = folder(path, SPACE) / "about.json"
+    assert json.loads(manifest.read_text()) == {"model": "tiny-model", "engine": "vllm 0.32.0"}
+    assert manifest.stat().st_mode & 0o777 == 0o600
+    assert run(["purge", "--all", "--yes", "--path", str(path)]) == 0
+    assert [entry.name for entry in path.iterdir()] == ["lock"]
+
+
+def test_a_directory_that_is_full_serves_without_a_manifest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    async def look() -> None:
+        tier, _ = await disk_kit.opened(disk_kit.make_config(tmp_path), SPACE.digest)
+        with monkeypatch.context() as patch:
+            patch.setattr("tierkv.tiers.disk.volume.os.pwrite", full)
+            await tier.describe({"model": "m"})
+        await disk_kit.save(tier, disk_kit.CHUNKS[0])
+        assert (await disk_kit.load(tier, disk_kit.CHUNKS[0]))[1] is not None
+        await tier.close()
+
+    asyncio.run(look())
