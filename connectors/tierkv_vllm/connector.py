@@ -25,7 +25,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from vllm.logger import init_logger
 
 from tierkv.config import load_config
-from tierkv.errors import TierKVError
+from tierkv.errors import TierKVError, UnsupportedError
 from tierkv_vllm import logs, metrics
 from tierkv_vllm.compat import cache_hit_sources, check_version
 from tierkv_vllm.messages import StepPlan, WorkerFacts, WorkerReport
@@ -83,6 +83,7 @@ class TierKVConnector(KVConnectorBase_V1, SupportsHMA):
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerSide | None = None
         self._aside: str | None = None
+        self._aside_kind, self._aside_told = "", True
         self._block_pool: BlockPool | None = None
         # A configuration that cannot be used stops the engine here, with every problem by its line.
         self._loaded = load_config(inline=self._kv_transfer_config.kv_connector_extra_config)
@@ -101,9 +102,12 @@ class TierKVConnector(KVConnectorBase_V1, SupportsHMA):
             transfer.kv_load_failure_policy = "recompute"
             logger.info("TierKV: kv_load_failure_policy set to recompute")
 
-    def _stand_aside(self, reason: str, *, trace: bool = False) -> None:
+    def _stand_aside(self, reason: str, kind: str = "error", *, trace: bool = False) -> None:
+        """Serve without TierKV from now on; `kind` is the label of `tierkv_aside`."""
         if self._aside is None:
             self._aside = reason
+            self._aside_told = False
+            self._aside_kind = kind
             logger.error(
                 "TierKV stands aside: %s. The engine serves without it.",
                 reason.rstrip("."),
@@ -158,7 +162,8 @@ class TierKVConnector(KVConnectorBase_V1, SupportsHMA):
                 self._loaded, self._vllm_config, self._kv_cache_config, facts
             )
         except TierKVError as error:
-            self._stand_aside(str(error))
+            unsupported = isinstance(error, UnsupportedError)
+            self._stand_aside(str(error), "unsupported" if unsupported else "not_opened")
             return
         if self._block_pool is not None:
             self._scheduler.bind_block_pool(self._block_pool)
@@ -284,7 +289,11 @@ class TierKVConnector(KVConnectorBase_V1, SupportsHMA):
     @_guarded(lambda: None)
     def get_kv_connector_stats(self) -> KVConnectorStats | None:
         """Counters live beside the scheduler; workers report through their jobs."""
-        return metrics.collect(self._scheduler) if self._scheduler is not None else None
+        stats = metrics.collect(self._scheduler) if self._scheduler is not None else None
+        if self._aside is not None and not self._aside_told:
+            self._aside_told = True
+            stats = metrics.with_aside(stats, self._aside_kind)
+        return stats
 
     def shutdown(self) -> None:
         if self._scheduler is not None:

@@ -37,6 +37,11 @@ class Group:
     first_index: int = 0
     window: int | None = None
 
+    @property
+    def attention(self) -> str:
+        """Label of the metric that counts its blocks."""
+        return "full" if self.window is None else "window"
+
     def first_needed(self, tokens: int) -> int:
         """The first block that vLLM needs, and keeps, once `tokens` tokens are computed."""
         if self.window is None:

@@ -35,7 +35,7 @@ class TierKVStats(KVConnectorStats):
     def reset(self) -> None:
         self.data = {}
 
-    def aggregate(self, other: KVConnectorStats) -> KVConnectorStats:
+    def aggregate(self, other: KVConnectorStats) -> TierKVStats:
         self.data = merge_changes(self.data, other.data)
         return self
 
@@ -66,6 +66,12 @@ def collect(side: SchedulerSide) -> TierKVStats | None:
     side.store.refresh_gauges()
     changes = side.store.context.counters.drain()
     return TierKVStats(data=changes) if changes else None
+
+
+def with_aside(stats: TierKVStats | None, kind: str) -> TierKVStats:
+    """These changes, and that TierKV stands aside."""
+    aside = TierKVStats(data={"gauges": [["tierkv_aside", [kind], 1]]})
+    return aside.aggregate(stats) if stats is not None else aside
 
 
 class TierKVPromMetrics(KVConnectorPromMetrics):

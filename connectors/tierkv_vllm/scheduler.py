@@ -227,6 +227,7 @@ class SchedulerSide:
             ops[:, 1] = group.first_index + blocks % group.per_chunk
             ops[:, 2] = np.asarray(ids, dtype=np.int32)[blocks]
             parts.append(ops)
+            self._count_blocks(group, "load", len(ops))
         ops = np.concatenate(parts)
         if not ops[:, 2].all():
             raise RuntimeError("vLLM gave no block to a part of the load that is needed")
@@ -343,6 +344,7 @@ class SchedulerSide:
                 slots.append(slot)
                 for group, ids in zip(self._groups, blocks, strict=True):
                     part = ids[index * group.per_chunk : (index + 1) * group.per_chunk]
+                    self._count_blocks(group, "save", len(part))
                     rows += [(slot, j, block) for j, block in enumerate(part, group.first_index)]
         if not rows:
             return None
@@ -518,6 +520,10 @@ class SchedulerSide:
         """Where a hit can end at most: the last block boundary before the last token."""
         block = self._layout.block_tokens
         return (request.num_tokens - 1) // block * block
+
+    def _count_blocks(self, group: Group, op: str, count: int) -> None:
+        name = "tierkv_engine_blocks_total"
+        self._counters.add(name, count, op=op, attention=group.attention)
 
     def _job_id(self) -> int:
         self._next_job += 1

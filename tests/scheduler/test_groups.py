@@ -85,6 +85,15 @@ def test_a_window_group_loads_its_window_alone(make_rig: MakeRig) -> None:
     assert [len({int(s) for s in ops[ops[:, 1] // 4 == g][:, 0]}) for g in range(3)] == [6, 2, 2]
     assert (ops[:, 2] > 0).all()
     assert counted(rig)["hit", "dram"] == 384
+    # Counted by kind: 6 chunks of 4 blocks were saved in each of the three groups.
+    series = rig.connector._scheduler.store.snapshot()["tierkv_engine_blocks_total"]
+    blocks = {tuple(one["labels"].values()): one["value"] for one in series}
+    assert blocks == {
+        ("load", "full"): 24,
+        ("load", "window"): 12,
+        ("save", "full"): 24,
+        ("save", "window"): 48,
+    }
 
 
 def test_any_chunk_may_be_the_end_of_a_hit(make_rig: MakeRig) -> None:

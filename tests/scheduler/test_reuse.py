@@ -34,7 +34,7 @@ def idle(rig: Rig) -> None:
     """No request, job or lease is left, and all engine blocks are free."""
     side = rig.connector._scheduler
     assert side.store.drain()
-    assert side.snapshot() == {"requests": 0, "loads": 0, "saves": 0}
+    assert not any(side.snapshot().values()), side.snapshot()
     assert side.store.snapshot()["tierkv_leased_slots"][0]["value"] == 0
     assert rig.free_blocks() == rig.num_blocks - 1
 

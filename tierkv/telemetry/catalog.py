@@ -196,6 +196,19 @@ CATALOG: tuple[Metric, ...] = (
         (Label("reason", ("prompt_embeds", "streaming_input", "no_read", "opted_out")),),
     ),
     Metric(
+        "tierkv_aside",
+        Kind.GAUGE,
+        "1 while the engine serves without TierKV, by why: what it runs cannot be served, the "
+        "cache could not be opened, or something in TierKV raised. The log says more.",
+        (Label("reason", ("unsupported", "not_opened", "error")),),
+    ),
+    Metric(
+        "tierkv_engine_blocks_total",
+        Kind.COUNTER,
+        "Engine blocks planned to be copied from and to DRAM, by how far their layers look back.",
+        (_OP, Label("attention", ("full", "window"))),
+    ),
+    Metric(
         "tierkv_breaker_state",
         Kind.GAUGE,
         "Whether the tier is asked: 0 closed (yes), 1 half-open (one probe), 2 open (no).",
