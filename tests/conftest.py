@@ -29,6 +29,13 @@ def runtime_dir() -> Iterator[Path]:
             os.environ["XDG_RUNTIME_DIR"] = before
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put `@pytest.mark.feature` into the results file; see `tests/compatibility.py`."""
+    for item in items:
+        for mark in item.iter_markers("feature"):
+            item.user_properties.append(("feature", mark.args[0]))
+
+
 @pytest.fixture(scope="session")
 def model_dir() -> Path:
     """SmolLM2-135M-Instruct, bfloat16 safetensors; an engine in float32 passes dtype="float32"."""
