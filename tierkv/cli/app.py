@@ -76,7 +76,7 @@ class _Root(_Group):
     }
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        group = _GROUPS.get(cmd_name)
+        group = GROUPS.get(cmd_name)
         if group is not None:
             return typer.main.get_command(group)
         return super().get_command(ctx, cmd_name)
@@ -122,7 +122,8 @@ def _bench_group(context: typer.Context) -> None:
     _need_command(context)
 
 
-_GROUPS = {"bench": _bench, "config": _config}
+GROUPS = {"bench": _bench, "config": _config}
+GROUP_CLASSES = {"bench": _Bench, "config": _Config}
 
 
 app = typer.Typer(

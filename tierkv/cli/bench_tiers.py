@@ -24,6 +24,16 @@ EXAMPLE = """\
   tierkv bench tiers --path /mnt/nvme --size 2GiB
   tierkv bench tiers --config tierkv.yaml --kv-per-token 320KiB --json"""
 
+JSON = {
+    "ok": "whether all tiers could be measured",
+    "tierkv, machine, date": "what was measured, where and when",
+    "token_bytes": "KV of a token, as given",
+    "ratios": "`TIER_OP_over_limit` to `median`, `spread` (distance of the quartiles) and `repeats`",
+    "tiers": "list of `tier`, `op` (`load`, `save`), `bytes_per_s`, `tokens_per_s`, `limit` (in "
+    "words) and `limit_bytes_per_s` (null: not measured)",
+    "notes, failures": "lists of sentences",
+}
+
 
 def bench_tiers(
     config: storage.ConfigOption = None,

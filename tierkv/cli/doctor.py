@@ -13,6 +13,16 @@ from tierkv.cli import columns, loading, output, progress, storage
 if TYPE_CHECKING:
     from tierkv.doctor import Examination, Finding
 
+JSON = {
+    "ok": "whether nothing was found",
+    "file": "the configuration that was read, or null",
+    "findings": "list of `check` (a stable name), `level` (`error`, `warning`), `where`, `what`, "
+    "`remedy`; errors first",
+    "looked_at": "list of what was looked at, in words",
+    "facts": "`memory_bytes`, `memory_available_bytes`, `locked_memory_limit_bytes`, "
+    "`open_files_limit`, `shared_memory_free_bytes`, `cpus`, and `versions` by package",
+}
+
 EXAMPLE = """\
   tierkv doctor
   tierkv doctor --config tierkv.yaml --strict
@@ -34,9 +44,10 @@ def doctor(
     ] = False,
     as_json: loading.JsonOption = False,
 ) -> None:
-    """Look at configuration, machine, directories, Redis and vLLM for what goes wrong.
+    """Find what keeps TierKV from working, or working well.
 
-    Each finding says where, what, and what to do. Nothing is changed. Exit code 0 if nothing keeps
+    Looks at configuration, machine, directories, Redis and vLLM. Each finding says where, what, and
+    what to do. Nothing is changed. Exit code 0 if nothing keeps
     TierKV from working, 2 if the configuration does, 1 if something else does; 3 for warnings
     alone, with --strict.
     """

@@ -10,6 +10,12 @@ from tierkv.cli import columns, loading, output, storage
 if TYPE_CHECKING:
     from tierkv.inventory import Inventory, NamespaceSummary
 
+JSON = {
+    "tiers": "list of `tier`, `place`, `in_use_by` (null: nobody seen), `allocated_bytes`, "
+    "`chunk_bytes`, `chunks`, `capacity_bytes` and `free_bytes` (null: not known), and "
+    "`namespaces` as of `ls`",
+}
+
 EXAMPLE = """\
   tierkv du
   tierkv du --path /var/lib/tierkv --json"""
@@ -21,7 +27,7 @@ def du(
     path: storage.PathOption = None,
     as_json: loading.JsonOption = False,
 ) -> None:
-    """Show how many bytes each tier and namespace takes, and how many it may.
+    """Show how many bytes each tier and model takes.
 
     "allocated" is what the disk or the server has given, "in chunks" what of it is KV that can be
     loaded; the rest is free slots, kept for the next chunks, and what older versions left.

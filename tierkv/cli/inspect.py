@@ -20,6 +20,13 @@ EXAMPLE = """\
   tierkv inspect 9c41d2
   tierkv inspect 9c41d2 --tokens --json"""
 
+JSON = {
+    "chunks": "list, one entry a tier that has it: `tier`, `place`, `namespace`, `model`, `key`, "
+    "`parent`, `tokens`, `bytes`, `created_ns`, `used_ns` (null: not known), `parent_stored`, "
+    "`children_stored`, `damage` (null: intact), `header` (null: cannot be read), and with "
+    "`--tokens` the `token_ids`",
+}
+
 MOST_SHOWN = 20
 
 
@@ -35,9 +42,9 @@ def inspect(
     ] = False,
     as_json: loading.JsonOption = False,
 ) -> None:
-    """Show the header of one stored chunk, and read it all to see whether it is intact.
+    """Show one stored chunk, and whether it is intact.
 
-    Exit code 3 if it is damaged.
+    Prints its header and its place in the chain, and reads all of it to compare the checksums. Exit code 3 if it is damaged.
     """
     with storage.places(config, tier, path) as found:
         hits = storage.find_chunks(found, key)

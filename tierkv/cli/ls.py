@@ -13,6 +13,15 @@ from tierkv.cli import columns, loading, output, storage
 if TYPE_CHECKING:
     from tierkv.inventory import Inventory, NamespaceSummary, StoredChunk
 
+JSON = {
+    "places": "list of `tier`, `place` and `in_use_by` (null: nobody seen)",
+    "namespaces": "list of `tier`, `namespace` (digest), `model` (null: not known), `about`, "
+    "`chunks`, `tokens`, `chunk_bytes`, `allocated_bytes`, `oldest_ns`, `newest_ns`, `used_ns` "
+    "(ns since 1970, null: not known) and `problem` (null: can be read)",
+    "total, chunks": "instead of these, with NAMESPACE: how many chunks there are, and a list of "
+    "`tier`, `namespace`, `key`, `parent`, `tokens`, `bytes`, `created_ns`, `used_ns`",
+}
+
 EXAMPLE = """\
   tierkv ls
   tierkv ls --path /var/lib/tierkv
@@ -36,7 +45,7 @@ def ls(
     ] = 50,
     as_json: loading.JsonOption = False,
 ) -> None:
-    """Show what is cached on disk and in Redis, by namespace and model.
+    """Show what is cached on disk and in Redis.
 
     Works beside running engines and changes nothing. A namespace is KV of one model, one geometry
     and one vLLM version. Ages are since the last use, where the tier knows it, and since the first

@@ -22,6 +22,11 @@ EXAMPLE = """\
   tierkv purge --tenant team-7 --yes
   tierkv purge --path /var/lib/tierkv --all --yes"""
 
+JSON = {
+    "done": "whether it was done, or only shown",
+    "targets": "list of `tier`, `namespace`, `model`, `whole_namespace`, `chunks`, `bytes`",
+}
+
 KEYS_AT_ONCE = 20_000
 """In one request to an engine, which takes 4 MiB."""
 
@@ -71,7 +76,9 @@ def purge(
     yes: Annotated[bool, typer.Option("--yes", help="Do it. Without it, only show.")] = False,
     as_json: loading.JsonOption = False,
 ) -> None:
-    """Forget stored KV. Shows what would go; --yes does it.
+    """Forget stored KV; show first what would go.
+
+    Only --yes does it.
 
     In a directory at rest what goes is overwritten, or its files are removed. If an engine uses the
     directory it is asked to forget, in DRAM and all its tiers; it needs `stats: {control: true}`,

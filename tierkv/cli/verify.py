@@ -18,6 +18,13 @@ EXAMPLE = """\
   tierkv verify --path /var/lib/tierkv --rate 1GiB/s
   tierkv verify --repair"""
 
+JSON = {
+    "ok": "whether nothing is damaged",
+    "repaired": "whether what is damaged was dropped",
+    "chunks, bytes, seconds": "what was read, and how long it took",
+    "problems": "list of `tier`, `namespace`, `what` (a chunk's key, or a part of a file), `reason`",
+}
+
 DAMAGED = 3
 
 

@@ -20,6 +20,14 @@ EXAMPLE = """\
   tierkv warm chats.jsonl --url http://gpu-1:8000 --concurrency 16
   cat manual.txt | tierkv warm - --whole"""
 
+JSON = {
+    "ok": "whether all were answered",
+    "prompts": "that were answered",
+    "prompt_tokens, cached_tokens": "of those, as the server counts; cached ones were there",
+    "seconds": "from the first request to the last answer",
+    "failures": "list of `line` (of the file) and `reason`",
+}
+
 MOST_SHOWN = 10
 """Failures told one by one."""
 
@@ -54,9 +62,9 @@ def warm(
     ] = 600.0,
     as_json: loading.JsonOption = False,
 ) -> None:
-    """Send prompts to a running engine, each for a single token, to fill its cache.
+    """Fill a cache: send prompts to a running engine.
 
-    FILE has one prompt a line. A line that is a JSON object is a request of the OpenAI API: with
+    Each is sent for a single token. FILE has one prompt a line. A line that is a JSON object is a request of the OpenAI API: with
     "messages" it is a chat, with "prompt" (text or token ids) a completion; other fields are sent
     along, but for max_tokens, which is 1. Exit code 1 if a request failed.
     """
