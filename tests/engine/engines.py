@@ -235,6 +235,10 @@ class Reference:
             )
             self._known[tuple(prompt), count] = answer.tokens
 
+    def forget(self) -> None:
+        """Do not remember answers any longer: for those who ask without end."""
+        self._known.clear()
+
     def tokens(self, prompts: Sequence[Prompt], count: int = ANSWER) -> list[tuple[int, ...]]:
         """The right tokens for each prompt."""
         with self.meanwhile(prompts, count):

@@ -49,6 +49,7 @@ def test_preempted_requests_end_with_the_right_tokens(
     assert cached_of(again) == [hit(353)] * 8
 
 
+@pytest.mark.feature("evictions from every tier")
 def test_evictions_from_dram_and_disk_never_change_a_token(
     start: Start,
     small_reference: Reference,

@@ -81,6 +81,7 @@ def with_and_without(host: Host, prompts: Sequence[Sequence[int]]) -> list[list[
     return [first, host.generate(prompts, 8, OFF)]
 
 
+@pytest.mark.feature("restart: the disk tier keeps the cache")
 def test_a_restarted_engine_hits_on_disk_and_a_damaged_chunk_is_a_miss(
     start: Start, saved: Saved, reference: Reference, model_dir: Path, tmp_path: Path
 ) -> None:

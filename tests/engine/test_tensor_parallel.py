@@ -29,6 +29,7 @@ def two_cpus() -> str:
     return f"{cpus[0]}|{cpus[-1]}"
 
 
+@pytest.mark.feature("tensor parallel 2, saved with one size and not served to the other")
 def test_two_workers_give_the_same_tokens_cold_from_dram_and_after_a_restart(
     start: Start,
     small_reference: Reference,
