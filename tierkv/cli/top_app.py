@@ -32,11 +32,12 @@ hit rate         hit tokens / query tokens; tiers add up to it
 query tokens     prompt tokens that the GPU's own prefix cache lacked
 now, session     the last 10 seconds; since the engine started
 prefill avoided  GPU hits and TierKV hits together, of all prompt tokens
-avoidable loss   late, unavailable, skipped and failed: what faster or healthier
-                 tiers would have made hits
-load, save       bytes a second to and from the tier's medium
+avoidable        late, unavailable, skipped, failed: slow or ill tiers
+saved … for …    estimated prefill time; what requests waited for it
+load, save       bytes a second from and to the tier
 p50, p99         time of one chunk's load
-lost             prompt tokens of a request that were no hit though they could be
+state            breaker: closed is well, half tries again, open is down
+lost             prompt tokens that were no hit and could have been
 wait             what the request waited for lookup and load
 –                no data; 0 means zero
 
@@ -69,6 +70,7 @@ class Top(App[None]):
     """
 
     CSS = "Screen { background: $background; } #body { height: 1fr; } Static { width: 100%; }"
+    TITLE = "tierkv top"
     ENABLE_COMMAND_PALETTE = False
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("s", "sort", "sort"),

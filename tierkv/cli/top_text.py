@@ -12,7 +12,7 @@ from typing import Any
 from rich.text import Text
 
 from tierkv.cli import numbers
-from tierkv.cli.top_view import TierView, View
+from tierkv.cli.top_view import BlendView, TierView, View
 from tierkv.telemetry.rates import NO_DATA
 
 REASONS = {
@@ -23,6 +23,9 @@ REASONS = {
     "saving": "being saved",
     "opted_out": "opted out",
 }
+
+_NOT_LOST = ("hit", "tail", "recomputed")
+"""Outcomes of tokens that were served, or that no cache could serve."""
 
 SORTS: dict[str, Callable[[dict[str, Any]], float]] = {
     "newest": lambda request: -float(request["time"]),
@@ -35,7 +38,7 @@ SORTS: dict[str, Callable[[dict[str, Any]], float]] = {
 def lost(request: dict[str, Any]) -> int:
     """Prompt tokens that were no hit though a chunk of them could have been."""
     parts = request["parts"]
-    return sum(part["tokens"] for part in parts if part["outcome"] not in ("hit", "tail"))
+    return sum(part["tokens"] for part in parts if part["outcome"] not in _NOT_LOST)
 
 
 def cached(request: dict[str, Any], tier: str) -> int:
@@ -46,7 +49,7 @@ def cached(request: dict[str, Any], tier: str) -> int:
 
 def reason(request: dict[str, Any]) -> str:
     """Why most of what was lost was lost, in a few words."""
-    found = [part for part in request["parts"] if part["outcome"] not in ("hit", "tail")]
+    found = [part for part in request["parts"] if part["outcome"] not in _NOT_LOST]
     if not found:
         return ""
     part = max(found, key=lambda part: part["tokens"])
@@ -66,8 +69,8 @@ def told(outcome: str, why: str, tier: str) -> str:
 def screen(view: View, width: int, height: int, sort: str = "newest") -> list[Text]:
     """All lines, at most `height` of them, each at most `width` cells."""
     lines = [*_head(view, width), Text(), *_tiers(view, width), Text(), *_misses(view)]
-    if view.blend:
-        lines.append(_blend(view))
+    if view.blend is not None:
+        lines.append(_blend(view.blend))
     lines.append(Text())
     lines += _requests(view, width, max(1, height - len(lines) - 1), sort)
     for line in lines:
@@ -105,9 +108,9 @@ def _head(view: View, width: int) -> list[Text]:
     gpu = Text.assemble(
         "prefill avoided ",
         (_percent(session.prefill_avoided), "bold"),
-        f" (gpu {_percent(session.gpu)})    avoidable loss ",
+        f" (gpu {_percent(session.gpu)})   avoidable ",
         (_percent(session.avoidable), "yellow" if session.avoidable else ""),
-        f"    saved {numbers.seconds(view.saved)} of prefill in {numbers.seconds(view.loading)}",
+        f"   saved {numbers.seconds(view.saved)} for {numbers.seconds(view.loading)} wait",
     )
     return [title, rate, gpu]
 
@@ -117,13 +120,13 @@ def _percent(rate: float | None) -> str:
 
 
 _COLUMNS = (
-    *(("tier", 7), ("used/capacity", 14), ("now%", 5), ("all%", 5), ("load", 7)),
-    *(("save", 7), ("p50", 6), ("p99", 6), ("queue", 5), ("breaker", 7)),
+    *(("tier", 6), ("used/capacity", 13), ("now%", 5), ("all%", 5), ("load", 7)),
+    *(("save", 7), ("p50", 6), ("p99", 6), ("queue", 5), ("err", 4), ("state", 6)),
 )
 
 
 def _tiers(view: View, width: int) -> list[Text]:
-    room = width - sum(size + 1 for _, size in _COLUMNS) - 2
+    room = width - sum(size + 1 for _, size in _COLUMNS) - 1
     beside = room >= 20
     head = Text(_cells([name for name, _ in _COLUMNS]), "reverse")
     if beside:
@@ -175,14 +178,15 @@ def _tier(tier: TierView) -> Text:
                 numbers.seconds(tier.p50),
                 numbers.seconds(tier.p99),
                 numbers.count(tier.queue),
+                numbers.count(tier.errors),
                 tier.breaker or NO_DATA,
             ]
         )
     )
     if tier.breaker in ("open", "half"):
-        line.stylize("red" if tier.breaker == "open" else "yellow", line.cell_len - 7)
+        line.stylize("red" if tier.breaker == "open" else "yellow", line.cell_len - 6)
     if tier.errors:
-        line.append(f" {numbers.count(tier.errors)} err", "red")
+        line.stylize("red", line.cell_len - 11, line.cell_len - 7)
     return line
 
 
@@ -202,21 +206,29 @@ def _misses(view: View) -> list[Text]:
     return [first, Text.assemble(("misses   ", "bold"), " · ".join(why) or NO_DATA)]
 
 
-def _blend(view: View) -> Text:
-    values = "  ".join(
-        f"{name.removesuffix('_total').replace('_', ' ')} {numbers.count(value)}"
-        for name, value in view.blend.items()
-    )
-    return Text.assemble(("any text ", "bold"), values)
+def _blend(blend: BlendView) -> Text:
+    parts = [f"{numbers.count(blend.served)} prompts blended"]
+    if blend.failed:
+        parts.append(f"{numbers.count(blend.failed)} failed")
+    parts += [
+        f"{numbers.count(blend.declined)} not",
+        f"reused {numbers.count(blend.reused)}, anew {numbers.count(blend.recomputed)} tok",
+        numbers.seconds(blend.seconds),
+    ]
+    if blend.kl is not None:
+        same = numbers.share(blend.agreed / blend.shadows)
+        parts.append(f"shadows {same}% same, KL {blend.kl:.2g}")
+    return Text.assemble(("any text ", "bold"), " · ".join(parts))
 
 
 def _requests(view: View, width: int, height: int, sort: str) -> list[Text]:
     if view.requests is None:
         return [Text("requests: not on a metrics page; run tierkv top on its machine", "dim")]
     tiers = [tier.name for tier in view.tiers]
-    names = ["age", "prompt", "gpu", *tiers, "lost", "wait"]
-    wide = 36 if width >= 120 else 14
-    head = Text(" ".join([f"{'request':<{wide}}", *(f"{name[:7]:>7}" for name in names)]))
+    narrow = width < 100
+    names = ["age", "prompt", "gpu", *tiers, "lost", "wait"][narrow:]
+    wide, cell = (12, 6) if narrow else (36 if width >= 120 else 14, 7)
+    head = Text(" ".join([f"{'request':<{wide}}", *(f"{name[:cell]:>{cell}}" for name in names)]))
     head.append("  why")
     head.append(" " * max(0, width - head.cell_len))
     head.stylize("reverse")
@@ -231,9 +243,9 @@ def _requests(view: View, width: int, height: int, sort: str) -> list[Text]:
             *(numbers.count(cached(request, tier)) for tier in tiers),
             numbers.count(lost(request)),
             numbers.seconds(request["lookup_seconds"] + request["load_seconds"]),
-        ]
+        ][narrow:]
         line = Text(f"{_short(request['request_id'], wide):<{wide}} ")
-        line.append(" ".join(f"{cell:>7}" for cell in cells))
+        line.append(" ".join(f"{text:>{cell}}" for text in cells))
         line.append(f"  {reason(request)}")
         lines.append(line)
     if not view.requests:

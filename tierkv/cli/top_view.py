@@ -29,7 +29,7 @@ class TierView:
 
     Attributes:
         hit_now, hit_session: its part of the hit rate.
-        load, save: bytes a second to and from its medium; None for DRAM.
+        load, save: bytes a second from and to it; what is saved to DRAM is not known.
         p50, p99: seconds of one load: in the window if it had any, else of the session.
         queue: chunks waiting for or in I/O.
         history: hit tokens a second, oldest first; None where nothing was asked for.
@@ -51,6 +51,29 @@ class TierView:
 
 
 @dataclass(frozen=True, slots=True)
+class BlendView:
+    """Reuse of text from other places, since the engine's start.
+
+    Attributes:
+        served, failed, declined: prompts.
+        reused, recomputed: tokens of blended prompts.
+        seconds: that workers spent on it.
+        shadows: blended prompts that were computed in full too; `agreed` of them gave the same
+            next token; `kl` nats is their mean divergence, None without shadows.
+    """
+
+    served: float
+    failed: float
+    declined: float
+    reused: float
+    recomputed: float
+    seconds: float
+    shadows: float
+    agreed: float
+    kl: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class View:
     """One engine.
 
@@ -62,7 +85,7 @@ class View:
         misses: (reason, tier, tokens), most first, of the session.
         saved, loading: seconds of prefill saved, and of waiting for loads, in the session.
         requests: newest first; None if the source does not tell.
-        blend: name to value, if the engine has such metrics.
+        blend: None where nothing was ever blended or declined.
     """
 
     info: dict[str, Any]
@@ -77,7 +100,7 @@ class View:
     saved: float
     loading: float
     requests: list[dict[str, Any]] | None
-    blend: dict[str, float]
+    blend: BlendView | None
 
 
 @dataclass(slots=True)
@@ -138,11 +161,7 @@ class Viewer:
             rates.total(newest.metrics, "tierkv_saved_prefill_seconds_total"),
             rates.total(newest.metrics, "tierkv_load_seconds_total"),
             newest.requests[::-1] if newest.requests is not None else None,
-            {
-                name.removeprefix("tierkv_blend_"): rates.total(newest.metrics, name)
-                for name in newest.metrics
-                if name.startswith("tierkv_blend_") and not _is_histogram(name)
-            },
+            _blend(newest.metrics),
         )
 
     def _tier(
@@ -157,8 +176,11 @@ class Viewer:
         has_io = name != rates.tier_names(whole)[0]  # the first is DRAM: nothing is moved to it
 
         def speed(op: str) -> float | None:
-            if not (has_io and seconds):
+            if not seconds:
                 return None
+            if not has_io:
+                hit = self.info.get("chunk_bytes", 0) / self.info.get("chunk_tokens", 1)
+                return recent.hits.get(name, 0) * hit / seconds if hit and op == "load" else None
             return rates.total(step, "tierkv_io_bytes_total", tier=name, op=op) / seconds
 
         durations = rates.histogram(step, _SECONDS, tier=name, op="load")
@@ -185,6 +207,21 @@ class Viewer:
 _SECONDS = "tierkv_io_duration_seconds"
 
 
-def _is_histogram(name: str) -> bool:
-    metric = BY_NAME.get(name)
-    return bool(metric is not None and metric.buckets)
+def _blend(metrics: Snapshot) -> BlendView | None:
+    def total(name: str, **labels: str) -> float:
+        return rates.total(metrics, f"tierkv_blend_{name}_total", **labels)
+
+    if not total("requests") + total("declined"):
+        return None
+    shadows = total("shadows")
+    return BlendView(
+        total("requests", outcome="served"),
+        total("requests", outcome="failed"),
+        total("declined"),
+        total("tokens", kind="reused"),
+        total("tokens", kind="recomputed"),
+        total("seconds"),
+        shadows,
+        total("shadows", agree="yes"),
+        rates.ratio(total("shadow_kl_nats"), shadows),
+    )

@@ -64,7 +64,7 @@ def connect(path: Path) -> Engine:
         return Engine(path, _ask(sock, path, "info", {}), sock)
     except OSError as error:
         sock.close()
-        raise StatsError(f"{path}: no engine answers ({error}); is it still running?") from None
+        raise StatsError(f"{path}: no answer ({error}); is the engine still running?") from None
     except StatsError:
         sock.close()
         raise
@@ -119,10 +119,10 @@ def _ask(sock: socket.socket, path: Path, op: str, arguments: dict[str, Any]) ->
         while not replies:
             data = sock.recv(1 << 20)
             if not data:
-                raise StatsError(f"{path}: the engine hung up; is it still running?")
+                raise StatsError(f"{path}: hung up; is the engine still running?")
             replies = unpacker.feed(data)
     except (OSError, FrameError) as error:
-        raise StatsError(f"{path}: no answer from the engine ({error})") from None
+        raise StatsError(f"{path}: no answer ({error}); is the engine still running?") from None
     reply = replies[0]
     if not reply.get("ok"):
         raise StatsError(f"engine {discovery.pid_of(path)}: {reply.get('error', 'said no')}")

@@ -12,8 +12,8 @@ import os
 import re
 import socket
 import stat
-import tempfile
 from pathlib import Path
+from tempfile import gettempdir
 
 from tierkv.stats.protocol import StatsError
 
@@ -24,7 +24,7 @@ _MAX_PATH = 107
 
 def candidates() -> list[Path]:
     """Directories in which engines of this user may be, the preferred one first."""
-    places = [Path(tempfile.gettempdir()) / f"tierkv-{os.getuid()}"]
+    places = [Path(gettempdir()) / f"tierkv-{os.getuid()}"]
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     if runtime and os.path.isabs(runtime):
         places.insert(0, Path(runtime) / "tierkv")

@@ -147,6 +147,10 @@ class LowerTier:
         """Whether the tier has the key, as far as can be said without asking it."""
         return not self._forgetting.covers(key) and self._presence(key) is Presence.HIT
 
+    def offers(self, key: bytes) -> bool:
+        """Whether a lookup would find it here if the tier is up."""
+        return self.holds(key) and not self._negative.blocked(key)
+
     def usage(self) -> Usage:
         try:
             return self.tier.usage()

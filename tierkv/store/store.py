@@ -26,7 +26,7 @@ from tierkv.store.dram import Dram
 from tierkv.store.ghosts import NEVER_SEEN, Ghosts, Why
 from tierkv.store.io_loop import IoLoop
 from tierkv.store.life import close_tiers, drain, open_tiers
-from tierkv.store.lower import LowerTier
+from tierkv.store.lower import LowerTier, Where
 from tierkv.store.pins import Pins
 from tierkv.store.report import StoreReport, TierSummary
 from tierkv.store.runs import MAX_READS, Decisions, Runs
@@ -238,7 +238,7 @@ class Store:
             slot = index.find(chunk.key)
             if slot is not None:
                 why = ("saving", "none") if slot in saves else why
-            elif not any(lower.holds(chunk.key) for lower in self._lowers):
+            elif not any(lower.offers(chunk.key) for lower in self._lowers):
                 why = self._ghosts.why(chunk.key)
             reasons.append(why)
         return reasons
@@ -342,6 +342,12 @@ class Store:
         """Raised by every `reset`."""
         return self._runs.generation
 
+    def holds(self, key: bytes) -> bool:
+        """Whether a chunk can be loaded now, as far as is known without asking a server."""
+        return self._dram.index.get(key) is not None or any(
+            lower.where(key) is Where.HIT for lower in self._lowers
+        )
+
     def touch(self, chunks: Sequence[Chunk]) -> None:
         """A chain was used: make it recent in all tiers, its beginning most of all."""
         get = self._dram.index.get
@@ -393,7 +399,7 @@ class Store:
         if keys is None:
             return {name: usage.chunks for name, usage in self.usage().items()}
         here = {self._dram.name: sum(self._dram.index.get(key) is not None for key in keys)}
-        here.update((lower.name, sum(map(lower.holds, keys))) for lower in self._lowers)
+        here.update((lower.name, sum(map(lower.offers, keys))) for lower in self._lowers)
         return here
 
     def poll(self) -> None:
