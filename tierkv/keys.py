@@ -137,7 +137,7 @@ class ChunkChain:
     """
 
     def __init__(self, scope: Scope, chunk_tokens: int) -> None:
-        self._scope = scope
+        self.scope = scope
         self._chunk_tokens = chunk_tokens
         self.chunks: list[Chunk] = []
 
@@ -159,13 +159,13 @@ class ChunkChain:
         if full <= have:
             return
         data = np.asarray(token_ids[have * size : full * size], dtype="<i4").tobytes()
-        parent = self.chunks[-1].key if self.chunks else self._scope.root
+        parent = self.chunks[-1].key if self.chunks else self.scope.root
         width = size * 4
         for index in range(have, full):
             start = (index - have) * width
             tokens = data[start : start + width]
             extra = extras.get(index, b"") if extras else b""
-            key = self._scope.chunk_key(parent, tokens, extra)
-            content = self._scope.content_key(tokens, extra)
+            key = self.scope.chunk_key(parent, tokens, extra)
+            content = self.scope.content_key(tokens, extra)
             self.chunks.append(Chunk(key, parent, content, tokens))
             parent = key

@@ -20,6 +20,9 @@ __all__ = ["CONNECTOR", "TierKVConnector", "register"]
 
 def register() -> None:
     """Make the connector known to vLLM by name. Runs in every vLLM process, possibly twice."""
+    from tierkv_vllm.model_watch import watch
+
+    watch()
     from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 
     # register_connector raises on a name it knows; there is no public way to ask first.

@@ -19,6 +19,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 
 from tierkv.pages.pool import RegionHandle
+from tierkv_vllm.blend.messages import BlendNews, BlendOrders
 
 CopyOps = npt.NDArray[np.int32]
 """[n, 3]: DRAM slot, index of the block in its chunk, engine block id; one row a block."""
@@ -34,6 +35,7 @@ class WorkerFacts(KVConnectorHandshakeMetadata):
         region: its part of the DRAM pool, for the scheduler's process to map; None where another
             worker holds the same KV and keeps that part.
         fields: facts that decide what the bytes mean (device, layout, CPU instruction set).
+        blends: it can reuse any text, not only prefixes.
         notes: things an operator should know, one sentence each.
     """
 
@@ -42,6 +44,7 @@ class WorkerFacts(KVConnectorHandshakeMetadata):
     region: RegionHandle | None = None
     fields: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    blends: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,18 +72,26 @@ class StepPlan(KVConnectorMetadata):
         loads: started after the step's forward was launched.
         save: submitted before the step writes anything.
         fences: save jobs whose blocks this step hands out again; they come before its writes.
+        blend: what is to be done for prompts that reuse any text.
     """
 
     loads: tuple[LoadJob, ...] = ()
     save: SaveJob | None = None
     fences: tuple[int, ...] = ()
+    blend: BlendOrders | None = None
 
 
 @dataclass(slots=True)
 class WorkerReport(KVConnectorWorkerMetadata):
-    """Workers to scheduler: per save job how many ranks ended it, and whether all succeeded."""
+    """Workers to scheduler.
+
+    Attributes:
+        saves: per save job how many ranks ended it, and whether all succeeded.
+        blend: what happened to prompts that reuse any text.
+    """
 
     saves: dict[int, tuple[int, bool]] = field(default_factory=dict)
+    blend: BlendNews | None = None
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> WorkerReport:
         assert isinstance(other, WorkerReport)
@@ -88,4 +99,7 @@ class WorkerReport(KVConnectorWorkerMetadata):
         for job_id, (ranks, ok) in other.saves.items():
             have, was_ok = merged.get(job_id, (0, True))
             merged[job_id] = (have + ranks, was_ok and ok)
-        return WorkerReport(merged)
+        blend = self.blend or other.blend
+        if self.blend is not None and other.blend is not None:
+            blend = self.blend.merged(other.blend)
+        return WorkerReport(merged, blend)

@@ -10,6 +10,7 @@ from vllm.logger import init_logger
 
 from tierkv import __version__
 from tierkv.config import LoadedConfig, resolve_secret
+from tierkv.config.blend import BlendConfig
 from tierkv.errors import UnsupportedError
 from tierkv.pages.layout import SlotLayout
 from tierkv.pages.pool import DramPool, RegionHandle
@@ -64,10 +65,43 @@ def open_scheduler_side(
         ranks=len(ranks),
         save_generated=config.save == "all",
     )
+    if config.blend.mode != "off" and all(fact.blends for fact in ranks):
+        _blend(side, vllm_config, kv_cache_config, config.blend)
     if config.stats.socket:
         served = vllm_config.model_config.served_model_name
         side.watch(served[0] if isinstance(served, list) else str(served))
     return side
+
+
+def _blend(
+    side: SchedulerSide,
+    vllm_config: VllmConfig,
+    kv_cache_config: KVCacheConfig,
+    config: BlendConfig,
+) -> None:
+    events = vllm_config.kv_events_config
+    if events is not None and events.enable_kv_cache_events:
+        # They tell routers the tokens of each block; those of blended prompts are no exact prefix.
+        logger.info("TierKV: any-text reuse is off: vLLM publishes KV events")
+        return
+    if len(kv_cache_config.kv_cache_groups) > 1:
+        logger.info("TierKV: any-text reuse is off: the model has several KV cache groups")
+        return
+    from tierkv_vllm.blend.planner import Planner
+
+    layout = side.store.layout
+    hash_tokens = getattr(kv_cache_config, "hash_block_size", None) or layout.block_tokens
+    caching = vllm_config.cache_config.enable_prefix_caching
+    planner = Planner(
+        config,
+        side.store,
+        ranks=layout.ranks,
+        token_bytes=layout.block_bytes // layout.block_tokens,
+        hash_block_tokens=hash_tokens if caching else None,
+        job_id=side.new_job_id,
+    )
+    side.blend_with(planner)
+    logger.info("TierKV: any-text reuse: %s", config.mode)
 
 
 def start_up_lines(report: StoreReport, layout: SlotLayout, save: str) -> list[str]:

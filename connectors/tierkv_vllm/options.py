@@ -15,6 +15,7 @@ from typing import Any
 from tierkv.telemetry.requests import RequestRecord
 
 NAME = "tierkv"
+BLEND_MODES = ("off", "fast", "balanced", "quality")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +27,15 @@ class RequestOptions:
         save: keep this request's KV in the tiers.
         explain: tell in the response which tiers gave what, and why the rest was no hit. Off by
             default: it tells a tenant what is cached.
+        blend: how text that was cached in another place is reused for this request: "off" for exact
+            KV only, or a mode. None: as the engine's configuration says; where that says "off",
+            nothing changes it.
     """
 
     load: bool = True
     save: bool = True
     explain: bool = False
+    blend: str | None = None
 
 
 def parse(params: Mapping[str, Any] | None) -> tuple[RequestOptions, list[str]]:
@@ -49,12 +54,18 @@ def parse(params: Mapping[str, Any] | None) -> tuple[RequestOptions, list[str]]:
         )
         return RequestOptions(), [problem]
     known = [f.name for f in fields(RequestOptions)]
-    accepted: dict[str, bool] = {}
+    accepted: dict[str, Any] = {}
     problems = []
     for name, value in raw.items():
         where = f"kv_transfer_params.{NAME}.{str(name)[:40]}"
         if name not in known:
             problems.append(f"{where}: unknown; known are {', '.join(known)}; ignored")
+        elif name == "blend":
+            if value in BLEND_MODES:
+                accepted[name] = value
+            else:
+                choice = ", ".join(BLEND_MODES)
+                problems.append(f"{where}: expected one of {choice}, not {str(value)[:40]!r}; ignored")
         elif not isinstance(value, bool):
             problems.append(f"{where}: expected true or false, not {str(value)[:40]!r}; ignored")
         else:

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from vllm.logger import init_logger
 
-from tierkv.keys import Chunk, ChunkChain, Namespace
+from tierkv.keys import Chunk, ChunkChain, Namespace, Scope
 from tierkv.store import Store
 from tierkv_vllm import identity, options
 from tierkv_vllm.groups import Group
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.request import Request
 
+    from tierkv_vllm.blend.planner import Planner
+
 logger = init_logger(__name__)
 
 PATIENCE_TOKENS = 8192
@@ -49,6 +51,23 @@ BlockIds = Sequence[Sequence[int]]
 """Engine blocks by KV cache group."""
 
 
+@dataclass(frozen=True, slots=True)
+class Saving:
+    """Chunks of one request that are to be saved.
+
+    Attributes:
+        chunks: consecutive ones.
+        blocks: that hold them.
+        first: number of the first of them in its chain.
+        scope: of the chain.
+    """
+
+    chunks: list[Chunk]
+    blocks: BlockIds
+    first: int
+    scope: Scope
+
+
 @dataclass(slots=True)
 class _Save:
     """A save job that workers have not all reported yet."""
@@ -57,6 +76,7 @@ class _Save:
     blocks: set[int]
     generation: int
     ranks_left: int
+    runs: list[Saving]
     ok: bool = True
 
 
@@ -98,16 +118,21 @@ class SchedulerSide:
         self._next_job = 0
         self._new_loads: list[LoadJob] = []
         self._loads: dict[str, tuple[TrackedRequest, Claim]] = {}
-        self._leaving: list[tuple[list[Chunk], BlockIds]] = []
+        self._leaving: list[Saving] = []
         self._saves: dict[int, _Save] = {}
         self._step_blocks: set[int] = set()
         self._last_prefill: tuple[float, int, frozenset[str]] | None = None
         self._watch: Watch | None = None
+        self._blend: Planner | None = None
 
     def watch(self, model: str) -> None:
         """Let this user's other processes look into the engine; `model` is its name for them."""
         watch = Watch(self.store, self._namespace, self._accounting.log, self.reset, model)
         self._watch = watch if watch.open() else None
+
+    def blend_with(self, planner: Planner) -> None:
+        """Reuse any text, not only prefixes."""
+        self._blend = planner
 
     def bind_block_pool(self, pool: BlockPool) -> None:
         """Let arrivals see what vLLM's own prefix cache holds, so that it is not fetched again."""
@@ -155,12 +180,17 @@ class SchedulerSide:
             return None, False
         tracked.answered_at = tracked.answered_at or now
         end = min((first + claim.ticket.ready) * size, self._reachable(request))
-        if end <= local:
+        claim.start, claim.end = local, max(local, end)
+        if self._blend is not None:
+            offer = self._blend.offer(tracked, claim.end)
+            if offer is True:
+                return None, False
+            claim.blend = offer or None
+        if claim.reach <= local:
             return 0, False
         if self._landing and self._too_crowded(request, end):
             return None, False
-        claim.start, claim.end = local, end
-        return end - local, True
+        return claim.reach - local, True
 
     def _too_crowded(self, request: Request, end: int) -> bool:
         """Whether this load would take blocks that others need to go on after theirs.
@@ -193,28 +223,39 @@ class SchedulerSide:
         claim = tracked.claim
         if self._landing is not None:
             self._landing.pop(request.request_id, None)
+        if self._blend is not None and (claim is None or claim.blend is None or not external):
+            self._blend.forget(request.request_id)
         if external == 0:
             # Also called when a request goes on after its load: then it has been counted.
             ticket = claim.ticket if claim is not None else None
             self._accounting.count(tracked, None, False, ticket)
             tracked.drop_claim()
             return
-        if claim is None or claim.end == 0:
+        if claim is None or claim.reach == 0:
             raise RuntimeError("vLLM admitted a load that was not offered")
         self._step_blocks.update(*block_ids)
-        claim.end = claim.start + external
+        if claim.blend is not None and claim.start + external != claim.reach:
+            self._counters.add("tierkv_blend_declined_total", reason="cut_short")
+            tracked.never_blend = True
+            self.fail_load(request)
+            return
+        if claim.blend is None:
+            claim.end = claim.start + external
         ops = self._load_ops(claim, block_ids)
         tracked.loading, tracked.claim = True, None
         if self._landing is not None:
             self._landing[request.request_id] = (request, claim.end)
         tracked.load_began = self.store.context.clock()
         self._loads[request.request_id] = (tracked, claim)
-        self._new_loads.append(LoadJob(self._job_id(), request.request_id, ops))
+        if claim.blend is not None and self._blend is not None:
+            self._blend.admitted(tracked, block_ids[0], ops)
+            return
+        self._new_loads.append(LoadJob(self.new_job_id(), request.request_id, ops))
 
     def fail_load(self, request: Request) -> None:
         """Something went wrong while a load was admitted: have the workers report it failed."""
         self._track(request).loading = True
-        self._new_loads.append(LoadJob(self._job_id(), request.request_id, NO_OPS))
+        self._new_loads.append(LoadJob(self.new_job_id(), request.request_id, NO_OPS))
 
     def _load_ops(self, claim: Claim, block_ids: BlockIds) -> CopyOps:
         slots = np.asarray(claim.ticket.slots, dtype=np.int32)
@@ -272,13 +313,15 @@ class SchedulerSide:
         fences = self._fences(output)
         self._step_blocks = set()
         loads, self._new_loads = tuple(self._new_loads), []
+        blend = self._blend.orders(idle=not self._requests) if self._blend is not None else None
         self._tell()
-        return StepPlan(loads=loads, save=save, fences=tuple(fences))
+        return StepPlan(loads=loads, save=save, fences=tuple(fences), blend=blend)
 
     def plan_pending_loads(self) -> StepPlan:
         """Standing aside: vLLM still waits for a report of each load that it admitted."""
         loads, self._new_loads = tuple(self._new_loads), []
-        return StepPlan(loads=loads)
+        blend = self._blend.orders(idle=False) if self._blend is not None else None
+        return StepPlan(loads=loads, blend=blend)
 
     def _follow_blocks(self, output: SchedulerOutput) -> set[str]:
         """Keep each request's block table as vLLM's workers see it.
@@ -311,7 +354,7 @@ class SchedulerSide:
         backlog = tracked.computed - tracked.saved * self._layout.chunk_tokens
         return tracked.request.num_output_tokens == 0 and backlog < self._patience
 
-    def _unsaved(self, tracked: TrackedRequest) -> list[tuple[list[Chunk], BlockIds]]:
+    def _unsaved(self, tracked: TrackedRequest) -> list[Saving]:
         """Chunks whose KV is complete and not saved yet, with the request's blocks for them."""
         if not tracked.may_save or tracked.loading or not tracked.blocks:
             return []
@@ -321,6 +364,8 @@ class SchedulerSide:
         tokens = min(tracked.computed, request.num_tokens - 1)
         if not self._save_generated:
             tokens = min(tokens, request.num_prompt_tokens)
+        if tracked.approximate_from is not None:
+            tokens = min(tokens, tracked.approximate_from)
         full = tokens // self._layout.chunk_tokens
         if full <= tracked.saved:
             return []
@@ -334,23 +379,23 @@ class SchedulerSide:
             return []
         tracked.extend()
         blocks = [ids[first * group.per_chunk : full * group.per_chunk] for group, ids in pairs]
-        return [(tracked.chain.chunks[first:full], blocks)]
+        return [Saving(tracked.chain.chunks[first:full], blocks, first, tracked.chain.scope)]
 
-    def _save_job(self, saves: list[tuple[list[Chunk], BlockIds]]) -> SaveJob | None:
+    def _save_job(self, saves: list[Saving]) -> SaveJob | None:
         rows: list[tuple[int, int, int]] = []
         slots: list[int] = []
-        for chunks, blocks in saves:
-            for index, slot in self.store.save(chunks):
+        for saving in saves:
+            for index, slot in self.store.save(saving.chunks):
                 slots.append(slot)
-                for group, ids in zip(self._groups, blocks, strict=True):
+                for group, ids in zip(self._groups, saving.blocks, strict=True):
                     part = ids[index * group.per_chunk : (index + 1) * group.per_chunk]
                     self._count_blocks(group, "save", len(part))
                     rows += [(slot, j, block) for j, block in enumerate(part, group.first_index)]
         if not rows:
             return None
-        job = SaveJob(self._job_id(), np.asarray(rows, dtype=np.int32))
+        job = SaveJob(self.new_job_id(), np.asarray(rows, dtype=np.int32))
         self._saves[job.job_id] = _Save(
-            slots, {row[2] for row in rows}, self.store.generation, self._ranks
+            slots, {row[2] for row in rows}, self.store.generation, self._ranks, saves
         )
         return job
 
@@ -381,9 +426,14 @@ class SchedulerSide:
                     known.loading, known.never_load = False, True
                 continue
             tracked.loading = False
+            if claim.blend is not None and self._blend is not None:
+                self._blend.ended(request_id, ok)
             if not ok and self._landing is not None:
                 self._landing.pop(request_id, None)
             self._accounting.count(tracked, claim, ok, claim.ticket)
+            if ok and self._blend is not None:
+                first, last = claim.first_chunk, claim.end // self._layout.chunk_tokens
+                self._blend.stored(tracked.chain.chunks[first:last], first, tracked.chain.scope)
             if not ok:
                 # Offered again it would fail again, and the request would never end.
                 tracked.never_load = True
@@ -399,6 +449,8 @@ class SchedulerSide:
 
     def saved(self, report: WorkerReport) -> None:
         """Ranks ended these save jobs; a job counts when the last one has."""
+        if report.blend is not None and self._blend is not None:
+            self._blend.hear(report.blend)
         for job_id, (ranks, ok) in report.saves.items():
             save = self._saves.get(job_id)
             if save is None:
@@ -410,6 +462,9 @@ class SchedulerSide:
             del self._saves[job_id]
             if save.ok:
                 self.store.commit(save.slots, save.generation)
+                if self._blend is not None:
+                    for run in save.runs:
+                        self._blend.stored(run.chunks, run.first, run.scope)
             else:
                 self.store.abandon(save.slots, save.generation)
         self._tell()
@@ -432,6 +487,8 @@ class SchedulerSide:
         if tracked is None:
             return None
         tracked.drop_claim()
+        if self._blend is not None:
+            self._blend.forget(request.request_id)
         if not tracked.loading:
             # Steps in flight may still be counted in num_computed_tokens; they were planned.
             tracked.computed = min(request.num_computed_tokens, tracked.computed)
@@ -439,7 +496,7 @@ class SchedulerSide:
             self.store.touch(tracked.chain.chunks[: tracked.saved])
         return options.explanation(tracked.record) if tracked.options.explain else None
 
-    def _preempted(self, request_id: str) -> list[tuple[list[Chunk], BlockIds]]:
+    def _preempted(self, request_id: str) -> list[Saving]:
         """Its blocks are gone, but until this step writes them they hold what it computed."""
         tracked = self._requests.get(request_id)
         if tracked is None:
@@ -460,10 +517,13 @@ class SchedulerSide:
             tracked.stale = True
         self._leaving = []
         self.store.reset()
+        if self._blend is not None:
+            self._blend.reset()
 
     def has_work(self) -> bool:
         """Whether an otherwise idle engine must keep stepping for us."""
-        return bool(self._saves or self._leaving or self._new_loads)
+        blending = self._blend is not None and self._blend.busy
+        return bool(self._saves or self._leaving or self._new_loads or blending)
 
     def shutdown(self) -> None:
         if self._watch is not None:
@@ -472,6 +532,8 @@ class SchedulerSide:
             tracked.drop_claim()
         for _, claim in self._loads.values():
             claim.ticket.release()
+        if self._blend is not None:
+            self._blend.close()
         self._requests.clear()
         self._loads.clear()
         self.store.close()
@@ -482,6 +544,7 @@ class SchedulerSide:
             "requests": len(self._requests),
             "loads": len(self._loads) + len(self._new_loads),
             "saves": len(self._saves) + len(self._leaving),
+            "blends": self._blend.pending if self._blend is not None else 0,
         }
 
     # Small helpers
@@ -525,7 +588,8 @@ class SchedulerSide:
         name = "tierkv_engine_blocks_total"
         self._counters.add(name, count, op=op, attention=group.attention)
 
-    def _job_id(self) -> int:
+    def new_job_id(self) -> int:
+        """Never the same twice."""
         self._next_job += 1
         return self._next_job
 

@@ -15,6 +15,9 @@ from tierkv_vllm.options import RequestOptions
 if TYPE_CHECKING:
     from vllm.v1.request import Request
 
+    from tierkv_vllm.blend.planner import BlendClaim
+    from tierkv_vllm.blend.taint import Taint
+
     from tierkv.store import LoadTicket, Store
 
 
@@ -39,12 +42,19 @@ class Claim:
         first_chunk: index of the first chunk that the ticket covers.
         start, end: tokens claimed, both multiples of the engine's block size; end is 0 while the
             ticket is not settled.
+        blend: the claim goes on behind the exact tokens, to the end of this blend's plan.
     """
 
     ticket: LoadTicket
     first_chunk: int
     start: int
     end: int = 0
+    blend: BlendClaim | None = None
+
+    @property
+    def reach(self) -> int:
+        """Behind the last token claimed, blended ones included."""
+        return self.end if self.blend is None else self.blend.plan.end
 
 
 @dataclass(slots=True)
@@ -67,6 +77,10 @@ class TrackedRequest:
             was known.
         load_began: seconds, when it was admitted with a load.
         record: what became of its prompt, once `counted`.
+        approximate_from: first token whose KV is approximate, None if there is none. Nothing from
+            there on is saved.
+        taint: of its block hashes, while it has one.
+        never_blend: a blend of it failed.
     """
 
     request: Request
@@ -88,6 +102,9 @@ class TrackedRequest:
     answered_at: float = 0.0
     load_began: float = 0.0
     record: RequestRecord | None = None
+    approximate_from: int | None = None
+    taint: Taint | None = None
+    never_blend: bool = False
 
     @property
     def may_load(self) -> bool:
@@ -151,7 +168,7 @@ class Accounting:
         lookup = max(0.0, tracked.answered_at - tracked.asked_at)
         load = max(0.0, now - tracked.load_began) if claim is not None else 0.0
         if claim is not None and ok:
-            self._price(claim.end - claim.start, lookup + load)
+            self._price(claim.reach - claim.start, lookup + load)
         tracked.record = RequestRecord(
             tracked.request.request_id,
             time.time(),
@@ -172,9 +189,11 @@ class Accounting:
         parts: list[Part] = []
         end = local
         if claim is not None:
-            end = claim.end
+            end = claim.reach
             for tier, tokens in tokens_by_tier(claim, self._chunk_tokens).items():
                 parts.append(Part("hit", tier, "", tokens) if ok else _failed(tier, tokens))
+            if claim.blend is not None:
+                parts += _blended(claim.blend, ok)
         # The last token is always computed, so a chunk that ends with it cannot be a whole hit.
         reachable = max(end, (total - 1) // self._chunk_tokens * self._chunk_tokens)
         rest = ticket.rest if ticket is not None else "miss"
@@ -207,7 +226,7 @@ class Accounting:
             tokens,
             outcome=outcome,
             tier=tier if delivered else "none",
-            reuse="exact" if outcome == "hit" else "none",
+            reuse=_REUSE.get(reason, "exact") if outcome == "hit" else "none",
         )
         if outcome == "miss":
             self._counters.add("tierkv_miss_tokens_total", tokens, reason=reason, tier=tier)
@@ -222,8 +241,23 @@ class Accounting:
             self._unpriced = 0
 
 
+ANY_TEXT = "any_text"
+"""Reason of a hit that is no prefix."""
+_REUSE = {ANY_TEXT: ANY_TEXT}
+
+
 def _some(part: Part) -> list[Part]:
     return [part] if part.tokens > 0 else []
+
+
+def _blended(blend: BlendClaim, ok: bool) -> list[Part]:
+    """The tokens behind the exact ones: taken from donors, or computed by the workers."""
+    plan = blend.plan
+    if not ok:
+        return [_failed("dram", plan.end - plan.exact)]
+    parts = [Part("hit", tier, ANY_TEXT, n) for tier, n in blend.by_tier.items() if n]
+    reused = sum(part.tokens for part in parts)
+    return [*parts, Part("recomputed", "none", "", plan.end - plan.exact - reused)]
 
 
 def _failed(tier: str, tokens: int) -> Part:

@@ -27,11 +27,13 @@ from tierkv.pages.geometry import PageTable
 from tierkv.pages.mover import PageMover, make_mover
 from tierkv.pages.pool import PoolRegion
 from tierkv_vllm import kv_pages
+from tierkv_vllm.blend.messages import Ended
 from tierkv_vllm.messages import StepPlan, WorkerFacts, WorkerReport
 from tierkv_vllm.replicas import Replicas, replicas_of
 from tierkv_vllm.settings import make_region, slot_layout
 
 if TYPE_CHECKING:
+    from tierkv_vllm.blend.runner import Runner
     from vllm.config import VllmConfig
     from vllm.v1.kv_cache_interface import KVCacheConfig
 
@@ -59,6 +61,8 @@ class WorkerSide:
         self._loads: dict[int, str] = {}
         self._failed_at_once: set[str] = set()
         self._report = WorkerReport()
+        self._runner: Runner | None = None
+        self._blend_ended = Ended()
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         """Take vLLM's KV tensors into use. Blocks while host memory is reserved and pinned.
@@ -90,12 +94,29 @@ class WorkerSide:
         self._region = replicas.region(lambda: make_region(self._loaded, layout))
         self._saves = replicas.is_writer
         self._mover = make_mover(table, self._region)
+        notes = (*self._mover.notes, *self._open_blending(kv_caches))
         return WorkerFacts(
             block_bytes=table.block_bytes,
             region=self._region.handle if replicas.is_writer else None,
             fields=kv_pages.worker_fields(self._vllm_config, self._kv_cache_config, kv_caches),
-            notes=self._mover.notes,
+            notes=notes,
+            blends=self._runner is not None,
         )
+
+    def _open_blending(self, kv_caches: dict[str, torch.Tensor]) -> tuple[str, ...]:
+        """Prepare for the reuse of any text, if it is wanted; returns why not, if it is not to be."""
+        config = self._loaded.config.blend
+        if config.mode == "off" or self._region is None:
+            return ()
+        from tierkv_vllm.blend.model import BlendModel
+        from tierkv_vllm.blend.runner import Runner
+
+        try:
+            model = BlendModel(self._vllm_config, kv_caches)
+            self._runner = Runner(model, self._region, config.max_blend_tokens_per_step)
+        except TierKVError as error:
+            return (f"any-text reuse is off: {error}",)
+        return ()
 
     @property
     def facts(self) -> WorkerFacts:
@@ -122,13 +143,25 @@ class WorkerSide:
                 continue
             self._loads[job.job_id] = job.request_id
             self._mover.load(job.job_id, job.ops)
+        if self._runner is not None:
+            for blend in plan.blend.prepare if plan.blend is not None else ():
+                if self._mover is not None and len(blend.exact_ops):
+                    self._runner.awaits_load(blend.job_id)
+                    self._mover.load(blend.job_id, blend.exact_ops)
+            self._blend_ended = self._runner.step(plan.blend)
 
     def get_transfer_results(self) -> KVConnectorTransferResults:
         """Each load exactly once, in the step in which nothing writes its blocks any more."""
         finished, failed = set(self._failed_at_once), set(self._failed_at_once)
         self._failed_at_once.clear()
+        finished |= self._blend_ended.finished
+        failed |= self._blend_ended.failed
+        self._blend_ended = Ended()
         for done in self._mover.poll() if self._mover is not None else ():
             request_id = self._loads.pop(done.job_id, None)
+            if request_id is None and self._runner is not None:
+                if self._runner.loaded(done.job_id, done.ok):
+                    continue
             if request_id is None:
                 self._report.saves[done.job_id] = (1, done.ok)
                 continue
@@ -139,13 +172,16 @@ class WorkerSide:
 
     def build_worker_meta(self) -> WorkerReport | None:
         """Save jobs that ended since the last call."""
-        if not self._report.saves:
+        if self._runner is not None:
+            self._report.blend = self._runner.news()
+        if not self._report.saves and self._report.blend is None:
             return None
         report, self._report = self._report, WorkerReport()
         return report
 
     def shutdown(self) -> None:
         """Let go of the pool; idempotent."""
+        self._runner = None
         mover, self._mover = self._mover, None
         region, self._region = self._region, None
         if mover is not None:

@@ -15,12 +15,14 @@ from pydantic import Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from tierkv.config.base import Count, LowerTierConfig, Model, SecretRef, TierConfig
+from tierkv.config.blend import BlendConfig
 from tierkv.config.disk import DiskConfig
 from tierkv.config.dram import DramConfig
 from tierkv.config.registry import AnyTier
 from tierkv.config.stats import StatsConfig
 
 __all__ = [
+    "BlendConfig",
     "DiskConfig",
     "DramConfig",
     "LowerTierConfig",
@@ -105,6 +107,10 @@ class TierKVConfig(Model):
     stats: StatsConfig = Field(
         StatsConfig(),
         description="The socket behind tierkv top, stat, why and pin",
+    )
+    blend: BlendConfig = Field(
+        BlendConfig(),
+        description="Reuse of text that was cached in another place of another prompt",
     )
     tiers: tuple[AnyTier, ...] = Field(
         description="Where KV is kept, fastest first; the first is dram",

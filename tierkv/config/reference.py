@@ -10,6 +10,7 @@ import sys
 from typing import Any
 
 from tierkv.config.base import SecretRef
+from tierkv.config.blend import BlendConfig
 from tierkv.config.registry import TIER_MODELS
 from tierkv.config.schema import json_schema
 from tierkv.config.stats import StatsConfig
@@ -95,6 +96,9 @@ Both leave with 0 if all is well and 2 if there are problems.
 """
 
 
+SECTIONS = {"stats": StatsConfig, "blend": BlendConfig}
+
+
 def reference_text() -> str:
     """The page, Markdown."""
     schema = json_schema()
@@ -106,10 +110,14 @@ def reference_text() -> str:
         ),
         "## Top level\n",
         _table(schema, definitions),
-        "## `stats`\n",
-        definitions[StatsConfig.__name__]["description"].splitlines()[0] + "\n",
-        _table(definitions[StatsConfig.__name__], definitions),
     ]
+    for section, model in SECTIONS.items():
+        definition = definitions[model.__name__]
+        parts += [
+            f"## `{section}`\n",
+            definition["description"].splitlines()[0] + "\n",
+            _table(definition, definitions),
+        ]
     for kind, model in TIER_MODELS.items():
         definition = definitions[model.__name__]
         parts += [
@@ -150,7 +158,7 @@ def _values(field: dict[str, Any], definitions: dict[str, Any]) -> str:
         return ", ".join(f"`{choice}`" for choice in kind["enum"])
     if kind["type"] == "boolean":
         return "`true`, `false`"
-    if kind["type"] == "integer":
+    if kind["type"] in ("integer", "number"):
         return f"{kind['minimum']} to {kind['maximum']}"
     return {SIZE_FORMAT: "size", DURATION_FORMAT: "duration", "path": "path"}.get(
         kind.get("format", ""), "text"

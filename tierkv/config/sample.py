@@ -68,6 +68,8 @@ def _field(
 ) -> Iterator[str]:
     examples = model.model_fields[key].examples or ["…"]
     value = example or field.get("default", examples[0])
+    if isinstance(value, dict):
+        value = {name: item for name, item in value.items() if item is not None}
     yield from _comment(field["description"])
     yield f"{'' if active else '#'}{key}: {flow(value)}"
 

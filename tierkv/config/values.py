@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from tierkv.config.base import Model
+from tierkv.config.base import Model, SecretRef
 from tierkv.config.models import TierKVConfig
 
 
@@ -43,8 +43,9 @@ def _values(
     for name, text in written.items():
         value = getattr(model, name)
         if isinstance(value, Model):
-            present = {key: item for key, item in text.items() if item is not None}
-            yield from _values(value, present, f"{prefix}{name}.", (*keys, name))
+            if isinstance(value, SecretRef):  # has one of two
+                text = {key: item for key, item in text.items() if item is not None}
+            yield from _values(value, text, f"{prefix}{name}.", (*keys, name))
         else:
             plain = value if isinstance(value, int | float | None) else str(value)
             shown = "(not set)" if value is None else str(text)

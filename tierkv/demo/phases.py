@@ -44,8 +44,12 @@ WARM_UP = 0
 """Index of the document whose figures are thrown away, in each pass over the documents."""
 LAG = 3
 """More documents than vLLM's own small space holds."""
-GROUP = 4
-"""Documents asked about in one phase before it is the other one's turn."""
+GROUP = 2
+"""Documents asked about in one phase before it is the other one's turn. Few: what disturbs this
+machine should disturb both."""
+WAKE_UP = "Hello."
+"""Asked after each pause, not measured: threads that slept cost the next request some of its time,
+which is a third of a hit's."""
 QUIET_S = 1.2
 """Seconds. vLLM's processes spin for one second after their last message: a server that was just
 asked takes processor time from the next one, which on two cores is half of what is measured."""
@@ -186,6 +190,7 @@ class Demo:
         for begin in range(0, len(order), GROUP):
             for phase in phases:
                 time.sleep(QUIET_S)
+                hosts[phase].client.ask(WAKE_UP, 1)
                 for document in order[begin : begin + GROUP]:
                     self._sample(phase, hosts[phase], document, question, turn)
             phases.reverse()

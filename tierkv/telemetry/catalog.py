@@ -71,6 +71,7 @@ OUTCOMES = (
     "unavailable",
     "skipped",
     "failed",
+    "recomputed",
     "tail",
     "declined",
 )
@@ -78,6 +79,18 @@ OUTCOMES = (
 
 MISS_REASONS = ("never_seen", "evicted", "expired", "invalid", "saving", "opted_out")
 """Why a token under the outcome `miss` was not stored; exactly one of these."""
+
+BLEND_REFUSALS = (
+    "no_match",
+    "short",
+    "repeated",
+    "cost",
+    "last_block",
+    "memory",
+    "gone",
+    "cut_short",
+)
+"""Why a prompt was not blended; see `tierkv_vllm.blend.planner`."""
 
 _SECONDS = (*(n * 10.0**power for power in range(-4, 1) for n in (1, 2, 5)), 10.0)
 
@@ -94,7 +107,7 @@ CATALOG: tuple[Metric, ...] = (
         (
             Label("outcome", OUTCOMES),
             Label("tier", ("none",), tiers=True),
-            Label("reuse", ("exact", "none")),
+            Label("reuse", ("exact", "any_text", "none")),
         ),
     ),
     Metric(
@@ -223,6 +236,41 @@ CATALOG: tuple[Metric, ...] = (
             Label("vllm", (_BUILD["vllm"],), fact="its version"),
             Label("record_format", (_BUILD["record_format"],), fact="its version"),
         ),
+    ),
+    Metric(
+        "tierkv_blend_requests_total",
+        Kind.COUNTER,
+        "Prompts that reused text from another place.",
+        (Label("outcome", ("served", "failed")),),
+    ),
+    Metric(
+        "tierkv_blend_declined_total",
+        Kind.COUNTER,
+        "Prompts that might have reused text from another place and did not.",
+        (Label("reason", BLEND_REFUSALS),),
+    ),
+    Metric(
+        "tierkv_blend_tokens_total",
+        Kind.COUNTER,
+        "Tokens of blended prompts: taken from donors, or computed anew.",
+        (Label("kind", ("reused", "recomputed")),),
+    ),
+    Metric(
+        "tierkv_blend_seconds_total",
+        Kind.COUNTER,
+        "Time that workers spent on blending; of several, the slowest one's.",
+    ),
+    Metric(
+        "tierkv_blend_shadows_total",
+        Kind.COUNTER,
+        "Blended prompts computed in full too, by whether the most likely next token was the same.",
+        (Label("agree", ("yes", "no")),),
+    ),
+    Metric(
+        "tierkv_blend_shadow_kl_nats_total",
+        Kind.COUNTER,
+        "Divergence of the next token's distribution from the full computation's, summed over "
+        "shadows.",
     ),
 )
 

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tierkv.config import InvalidConfig, load_config
+from tierkv.config.blend import BlendConfig
 from tierkv.config.memory import Memory
 from tierkv.config.sources import did_you_mean
 from tierkv.errors import ConfigError
@@ -76,6 +77,7 @@ def test_every_value_in_effect_has_a_source(file: Path) -> None:
     assert set(loaded.sources) == fields | {
         *("version", "key_secret", "chunk_tokens", "save"),
         *("stats.socket", "stats.control"),
+        *(f"blend.{name}" for name in BlendConfig.model_fields),
     }
 
 
@@ -167,7 +169,7 @@ def test_a_bad_value_in_a_variable_names_the_variable(file: Path) -> None:
 
 UNKNOWN = {
     "TIERKV_FOO": "unknown key 'foo'; "
-    "the keys here: version, key_secret, chunk_tokens, save, stats, tiers",
+    "the keys here: version, key_secret, chunk_tokens, save, stats, blend, tiers",
     "TIERKV_TIERS": "name the tier and the key, like TIERKV_TIERS__DRAM__CAPACITY",
     "TIERKV_TIERS__DISK__CAPACTY": "unknown key 'capacty'; did you mean 'capacity'?",
     "TIERKV_TIERS__DISK__PATH__X": "'path' holds a single value; nothing can follow it",

@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Recompute chosen tokens of a sequence over a draft of its KV.
+
+The draft (`Scratch`) begins as what is known: exact prefix, donors' text with its keys turned, and
+zeros where nothing is. A pass runs the model's own modules on chosen tokens only. In each layer
+their fresh keys and values go into the draft first, then they attend to all of it that is before
+them: chosen tokens see each other fresh and everybody else as drafted, which is what CacheBlend and
+its successors do. With all tokens chosen it is the ordinary computation.
+
+Attention is PyTorch's own: dense, so that a choice scattered over the sequence costs one matrix
+product and no kernel of the engine's is called in a way that it was not made for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from tierkv_vllm.blend.model import BlendModel
+
+SEGMENT_ROWS = 128
+"""Chosen tokens that attend together. They see what is before the last of them, masked."""
+
+
+class Scratch:
+    """A draft of a sequence's KV, outside the engine's pages.
+
+    Attributes:
+        keys, values: [layers x heads, tokens, dims], of the cache's dtype.
+        tokens: length of the sequence.
+    """
+
+    def __init__(self, model: BlendModel, tokens: int) -> None:
+        """Zeros for `tokens` tokens."""
+        shape = (2, len(model.layers) * model.heads, tokens, model.dims)
+        self.keys, self.values = torch.zeros(shape, dtype=model.dtype, device=model.device)
+        self.tokens = tokens
+        self._heads = model.heads
+
+    def layer(self, index: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of one layer, [heads, tokens, dims]; views."""
+        rows = slice(index * self._heads, (index + 1) * self._heads)
+        return self.keys[rows], self.values[rows]
+
+
+class Attention:
+    """The attention of one pass over a scratch.
+
+    Args:
+        scratch: read and, at the chosen positions, written.
+        positions: int64 [n] of the chosen tokens, ascending.
+        group: query heads of one KV head.
+        scale: of the scores.
+        watch: also add up, over layers and heads, how much the chosen tokens attend to each token:
+            `mass`, float32 [tokens].
+        first: position of the first token that exists; nobody sees what is before it.
+        after_layer: called when a layer's keys and values are in the scratch.
+    """
+
+    def __init__(
+        self,
+        scratch: Scratch,
+        positions: Tensor,
+        *,
+        group: int,
+        scale: float,
+        watch: bool = False,
+        first: int = 0,
+        after_layer: Callable[[int], None] | None = None,
+    ) -> None:
+        self._scratch = scratch
+        self._positions = positions
+        self._scale = scale
+        self._after_layer = after_layer
+        self._segments = [
+            _Segment.of(part, first, group, scratch.keys.dtype)
+            for part in positions.split(SEGMENT_ROWS)
+        ]
+        self.mass = torch.zeros(scratch.tokens) if watch else None
+
+    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        keys, values = self._scratch.layer(layer)
+        keys[:, self._positions] = key.transpose(0, 1)
+        values[:, self._positions] = value.transpose(0, 1)
+        if self._after_layer is not None:
+            self._after_layer(layer)
+        out = torch.empty_like(query)
+        begin = 0
+        for segment in self._segments:
+            end = begin + segment.rows
+            heads = keys.shape[0]
+            # Query heads of one KV head become rows: [heads, group x rows, dims].
+            grouped = query[begin:end].unflatten(1, (heads, -1)).permute(1, 2, 0, 3)
+            flat = grouped.reshape(heads, -1, query.shape[2])
+            seen, mask = segment.seen, segment.mask
+            if self.mass is not None:
+                self.mass[:seen] += self._watched(flat, keys[:, :seen], mask)
+            mixed = scaled_dot_product_attention(
+                flat[None], keys[None, :, :seen], values[None, :, :seen], mask, scale=self._scale
+            )[0]
+            out[begin:end] = mixed.view(grouped.shape).permute(2, 0, 1, 3).flatten(1, 2)
+            begin = end
+        return out
+
+    def _watched(self, query: Tensor, keys: Tensor, mask: Tensor) -> Tensor:
+        scores = torch.baddbmm(mask.expand(len(keys), -1, -1), query, keys.mT, alpha=self._scale)
+        return scores.float().softmax(-1).sum((0, 1)).cpu()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Segment:
+    """Rows that attend together; `mask` is [group x rows, seen], 0 or -inf."""
+
+    rows: int
+    seen: int
+    mask: Tensor
+
+    @classmethod
+    def of(
+        cls, positions: Tensor, first: int, group: int, dtype: torch.dtype
+    ) -> _Segment:
+        seen = int(positions[-1]) + 1
+        keys = torch.arange(seen, device=positions.device)
+        hidden = (keys > positions[:, None]) | (keys < first)
+        mask = torch.zeros(hidden.shape, dtype=dtype, device=positions.device)
+        return cls(len(positions), seen, mask.masked_fill_(hidden, -torch.inf).repeat(group, 1))
+
+
+def recompute(
+    model: BlendModel,
+    scratch: Scratch,
+    tokens: Tensor,
+    chosen: Tensor,
+    *,
+    watch: bool = False,
+    **attention: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """Compute the chosen tokens anew, into the scratch.
+
+    Args:
+        tokens: int64 [tokens] of the whole sequence.
+        chosen: int64 [n], ascending positions.
+        watch, attention: see `Attention`.
+
+    Returns:
+        Hidden states of the chosen tokens, and the mass if it was watched.
+    """
+    attend = Attention(
+        scratch, chosen, group=model.group, scale=model.scale, watch=watch, **attention
+    )
+    hidden = model.forward(tokens[chosen], chosen, attend)
+    return hidden, attend.mass
+
+
+def choose(mass: Tensor, fixed: Tensor, exact: int, extra: int) -> Tensor:
+    """The fixed positions and the `extra` others of most mass, ascending.
+
+    Args:
+        mass: float32 [tokens].
+        fixed: int64 positions.
+        exact: leading positions that are not to be chosen.
+    """
+    left = mass.clone()
+    left[:exact] = -torch.inf
+    left[fixed] = -torch.inf
+    return torch.cat([fixed, left.topk(extra).indices.to(fixed.device)]).sort().values

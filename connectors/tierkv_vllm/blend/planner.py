@@ -1,0 +1,381 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The scheduler's half: finds donors for a prompt, claims it, and sees its blend through.
+
+Asked after the exact lookup is settled, so exact KV always comes first. A blend claims the prompt
+up to its end (or a little behind the last reused text); what no donor has is computed by the
+workers along with what must be computed anew, and vLLM computes the last token as after any load.
+
+From the first reused token on a request's KV is approximate: its hashes are tainted, nothing of it
+is saved, and it never becomes a donor.
+
+Thread: vLLM's scheduler thread.
+"""
+
+from __future__ import annotations
+
+import random
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+import numpy as np
+from vllm.logger import init_logger
+
+from tierkv.blend.donors import DonorIndex
+from tierkv.blend.match import find_runs
+from tierkv.blend.plan import MODES, BlendPlan, make_plan, mode_of
+from tierkv.blend.repeats import Repeats
+from tierkv.config.blend import BlendConfig
+from tierkv.keys import Chunk, Scope
+from tierkv.store import LoadTicket, Store
+from tierkv_vllm.blend.messages import BlendJob, BlendNews, BlendOrders
+from tierkv_vllm.blend.taint import Taint
+from tierkv_vllm.messages import CopyOps
+
+if TYPE_CHECKING:
+    from vllm.v1.request import Request
+
+    from tierkv_vllm.tracking import TrackedRequest
+
+logger = init_logger(__name__)
+
+GAIN_MEMORY = 0.2
+"""Weight of the newest blend in what is known about their speed."""
+PROBE_EVERY = 32
+"""Blends that would not pay by what is known; each so many is tried anyway: things change."""
+
+
+class Refusal(StrEnum):
+    """Why a prompt was not blended: the `reason` of `tierkv_blend_declined_total`."""
+
+    NO_MATCH = "no_match"
+    SHORT = "short"
+    REPEATED = "repeated"
+    """Served blended often enough: computed in full this time, and stored."""
+    COST = "cost"
+    LAST_BLOCK = "last_block"
+    """Only the last, incomplete block would be approximate: its hash cannot be tainted."""
+    MEMORY = "memory"
+    GONE = "gone"
+    """Donors could not be read."""
+    CUT_SHORT = "cut_short"
+    """vLLM admitted less than was offered."""
+
+
+@dataclass(slots=True)
+class BlendClaim:
+    """A blend that was offered: the plan, and for each of its runs leases on the donors."""
+
+    plan: BlendPlan
+    tickets: list[LoadTicket]
+    by_tier: dict[str, int] = field(default_factory=dict)
+    """Reused tokens by the tier that held their donors; known from admission on."""
+
+    def release(self) -> None:
+        for ticket in self.tickets:
+            ticket.release()
+        self.tickets = []
+
+
+@dataclass(slots=True)
+class _Job:
+    """A blend under way."""
+
+    tracked: TrackedRequest
+    claim: BlendClaim
+    ranks_left: int
+    began: float
+    ok: bool = True
+
+
+@dataclass(slots=True)
+class _Query:
+    """What is known about a request before it is admitted; found once, kept until then."""
+
+    exact: int
+    claim: BlendClaim | None = None
+    settled: bool = False
+
+
+class Planner:
+    """See the module.
+
+    Args:
+        config: of the engine.
+        store: opened.
+        ranks: that must report each job.
+        token_bytes: KV of one token on one rank.
+        hash_block_tokens: tokens of one of vLLM's block hashes; None if it caches no prefixes.
+        job_id: gives a new number for a job.
+    """
+
+    def __init__(
+        self,
+        config: BlendConfig,
+        store: Store,
+        *,
+        ranks: int,
+        token_bytes: int,
+        hash_block_tokens: int | None,
+        job_id: Callable[[], int],
+    ) -> None:
+        layout = store.layout
+        self._config = config
+        self._store = store
+        self._counters = store.context.counters
+        self._ranks = ranks
+        self._token_bytes = token_bytes
+        self._hash_block_tokens = hash_block_tokens
+        self._job_id = job_id
+        self._chunk_tokens = layout.chunk_tokens
+        self._block_tokens = layout.block_tokens
+        self.donors = DonorIndex(layout.chunk_tokens, config.max_donors, secrets.token_bytes(8))
+        self._repeats = Repeats(config.exact_after)
+        self._queries: dict[str, _Query] = {}
+        self._jobs: dict[int, _Job] = {}
+        self._by_request: dict[str, int] = {}
+        self._prepare: list[BlendJob] = []
+        self._go: list[int] = []
+        self._cancel: list[int] = []
+        self._seconds_per_token: float | None = None
+        self._unprofitable = 0
+        self._shadows_left = 0
+        self._random = random.Random(0)
+
+    # What is stored
+
+    def stored(self, chunks: Sequence[Chunk], first: int, scope: Scope) -> None:
+        """These chunks, from number `first` of their chain on, are in DRAM: possible donors."""
+        self.donors.add(chunks, first, scope)
+
+    def reset(self) -> None:
+        """Everything cached was forgotten."""
+        self.donors.clear()
+        self._repeats.clear()
+
+    # Before admission
+
+    def offer(self, tracked: TrackedRequest, exact: int) -> BlendClaim | None | bool:
+        """Whether the prompt can be blended behind its first `exact` tokens. Idempotent.
+
+        Returns:
+            The claim; True if that is not known yet; None if not.
+        """
+        request_id = tracked.request.request_id
+        query = self._queries.get(request_id)
+        if query is None or query.exact != exact:
+            self.forget(request_id)
+            query = _Query(exact)
+            self._queries[request_id] = query
+            query.claim = self._begin(tracked, exact)
+        if query.claim is None or query.settled:
+            return query.claim
+        if not all(ticket.poll() for ticket in query.claim.tickets):
+            return True
+        query.settled = True
+        runs = zip(query.claim.plan.runs, query.claim.tickets, strict=True)
+        if any(ticket.ready < len(run.donors) for run, ticket in runs):
+            # Once: what is left of the donors is found by the next request.
+            self._refuse(Refusal.GONE)
+            query.claim.release()
+            query.claim = None
+        return query.claim
+
+    def _begin(self, tracked: TrackedRequest, exact: int) -> BlendClaim | None:
+        mode = tracked.options.blend or self._config.mode
+        if mode not in MODES or tracked.never_blend or tracked.media:
+            return None
+        request = tracked.request
+        total = request.num_tokens
+        if total - exact <= self._config.min_tokens:
+            return None
+        scope = tracked.chain.scope
+        tokens = np.asarray(request.all_token_ids, dtype=np.int32)
+        runs = find_runs(self.donors, tokens, exact, scope, self._store.holds)
+        if not runs:
+            return self._refuse(Refusal.NO_MATCH)
+        if sum(map(len, runs)) < self._config.min_tokens:
+            return self._refuse(Refusal.SHORT)
+        plan = make_plan(exact, total, runs, mode_of(self._config, mode))
+        refusal = self._objection(tracked, plan)
+        if refusal is not None:
+            return self._refuse(refusal)
+        chunks = [[donor.chunk for donor in run.donors] for run in runs]
+        return BlendClaim(plan, [self._store.load(wanted) for wanted in chunks])
+
+    def _objection(self, tracked: TrackedRequest, plan: BlendPlan) -> Refusal | None:
+        request = tracked.request
+        size = self._hash_block_tokens
+        if size is not None and plan.first_approximate // size >= len(request.block_hashes):
+            return Refusal.LAST_BLOCK
+        if plan.end * self._token_bytes > self._config.max_prompt_bytes:
+            return Refusal.MEMORY
+        if tracked.chain.chunks and self._repeats.due(tracked.chain.chunks[-1].key):
+            return Refusal.REPEATED
+        if plan.reused < plan.recomputed:
+            return Refusal.COST
+        rate = self._store.prefill_rate()
+        if rate and self._seconds_per_token and self._seconds_per_token * rate > 1:
+            self._unprofitable += 1
+            if self._unprofitable % PROBE_EVERY:
+                return Refusal.COST
+        return None
+
+    def _refuse(self, reason: Refusal) -> None:
+        self._counters.add("tierkv_blend_declined_total", reason=reason)
+
+    def forget(self, request_id: str) -> None:
+        """Let go of what was offered to a request, if anything was."""
+        query = self._queries.pop(request_id, None)
+        if query is not None and query.claim is not None:
+            query.claim.release()
+
+    # From admission on
+
+    def admitted(
+        self, tracked: TrackedRequest, block_ids: Sequence[int], exact_ops: CopyOps
+    ) -> None:
+        """vLLM granted the claim that was offered last: begin.
+
+        Args:
+            block_ids: of the request.
+            exact_ops: copies that bring the part that is loaded exactly.
+        """
+        request = tracked.request
+        claim = self._queries.pop(request.request_id).claim
+        assert claim is not None
+        plan = claim.plan
+        claim.by_tier = self._tokens_by_tier(claim)
+        job_id = self._job_id()
+        self._jobs[job_id] = _Job(tracked, claim, self._ranks, time.monotonic())
+        self._by_request[request.request_id] = job_id
+        if self._hash_block_tokens is not None:
+            tracked.taint = Taint.put(request, plan.first_approximate // self._hash_block_tokens)
+        tracked.approximate_from = plan.first_approximate
+        used = -(-plan.end // self._block_tokens)
+        self._prepare.append(
+            BlendJob(
+                job_id,
+                request.request_id,
+                np.asarray(request.all_token_ids[: plan.end], dtype=np.int32),
+                np.asarray(block_ids[:used], dtype=np.int32),
+                plan.exact,
+                self._pieces(claim),
+                plan.fixed.astype(np.int32),
+                plan.query.astype(np.int32),
+                plan.extra,
+                self._random.random() < self._config.shadow,
+                exact_ops,
+            )
+        )
+
+    def _pieces(self, claim: BlendClaim) -> np.ndarray:
+        rows = []
+        size = self._chunk_tokens
+        for run, ticket in zip(claim.plan.runs, claim.tickets, strict=True):
+            for slot, donor in zip(ticket.slots, run.donors, strict=False):
+                start = donor.start + run.shift
+                begin, end = max(start, run.begin), min(start + size, run.end)
+                rows.append((slot, begin - start, end - begin, begin, run.shift))
+        return np.asarray(rows, dtype=np.int32)
+
+    def orders(self, idle: bool) -> BlendOrders | None:
+        """What the workers have to do in this step; `idle`: no request waits for it."""
+        idle = idle and not self._jobs
+        if not (self._prepare or self._go or self._cancel or (idle and self._shadows_left)):
+            return None
+        orders = BlendOrders(
+            tuple(self._prepare), tuple(self._go), tuple(self._cancel), idle
+        )
+        self._prepare, self._go, self._cancel = [], [], []
+        return orders
+
+    def hear(self, news: BlendNews) -> None:
+        """What the workers report."""
+        for job_id, (ranks, ok) in news.drafted.items():
+            job = self._jobs.get(job_id)
+            if job is None:
+                continue
+            job.ok &= ok
+            job.ranks_left -= ranks
+            if job.ranks_left == 0:
+                (self._go if job.ok else self._cancel).append(job_id)
+        for job_id, seconds in news.seconds.items():
+            job = self._jobs.get(job_id)
+            if job is not None:
+                self._learn(job.claim.plan, seconds)
+        for divergence, agree in news.shadows:
+            self._counters.add("tierkv_blend_shadows_total", agree="yes" if agree else "no")
+            self._counters.add("tierkv_blend_shadow_kl_nats_total", divergence)
+        self._shadows_left = news.shadows_left
+
+    def _learn(self, plan: BlendPlan, seconds: float) -> None:
+        self._counters.add("tierkv_blend_seconds_total", seconds)
+        per_token = seconds / (plan.end - plan.exact)
+        known = self._seconds_per_token
+        new = per_token if known is None else known + GAIN_MEMORY * (per_token - known)
+        self._seconds_per_token = new
+
+    def ended(self, request_id: str, ok: bool) -> BlendClaim | None:
+        """The workers ended the load of this request.
+
+        Returns:
+            What was blended, for the accounts; None if it was an ordinary load.
+        """
+        job_id = self._by_request.pop(request_id, None)
+        if job_id is None:
+            return None
+        job = self._jobs.pop(job_id)
+        tracked = job.tracked
+        job.claim.release()
+        self._counters.add("tierkv_blend_requests_total", outcome="served" if ok else "failed")
+        if ok:
+            if tracked.chain.chunks:
+                self._repeats.served(tracked.chain.chunks[-1].key)
+            plan = job.claim.plan
+            self._counters.add("tierkv_blend_tokens_total", plan.reused, kind="reused")
+            self._counters.add("tierkv_blend_tokens_total", plan.recomputed, kind="recomputed")
+            return job.claim
+        tracked.never_blend = True
+        tracked.approximate_from = None
+        if tracked.taint is not None:
+            tracked.taint.lift(tracked.request)
+            tracked.taint = None
+        return job.claim
+
+    @property
+    def busy(self) -> bool:
+        """Whether an idle engine must keep stepping."""
+        return bool(self._jobs or self._prepare or self._go or self._cancel or self._shadows_left)
+
+    def _tokens_by_tier(self, claim: BlendClaim) -> dict[str, int]:
+        """Reused tokens by the tier that held their donors; recomputed ones are left out."""
+        fixed = np.zeros(claim.plan.end, dtype=bool)
+        fixed[claim.plan.fixed] = True
+        split: dict[str, int] = {}
+        for run, ticket in zip(claim.plan.runs, claim.tickets, strict=True):
+            for donor, tier in zip(run.donors, ticket.sources, strict=False):
+                start = donor.start + run.shift
+                begin, end = max(start, run.begin), min(start + self._chunk_tokens, run.end)
+                split[tier] = split.get(tier, 0) + int((~fixed[begin:end]).sum())
+        # Which tokens are recomputed by choice is known only later: each tier gives its share.
+        left, total = claim.plan.extra, sum(split.values())
+        for tier, count in split.items():
+            taken = min(left, -(-claim.plan.extra * count // total)) if total else 0
+            split[tier], left = count - taken, left - taken
+        return split
+
+    def close(self) -> None:
+        for request_id in list(self._queries):
+            self.forget(request_id)
+        for job in self._jobs.values():
+            job.claim.release()
+        self._jobs.clear()
+
+    @property
+    def pending(self) -> int:
+        """Offers and jobs that must come back to zero when no request is left."""
+        return len(self._queries) + len(self._jobs)

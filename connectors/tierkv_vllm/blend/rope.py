@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Turn keys to another position: exact up to one rounding, from the stored original.
+
+A rotary embedding turns each pair of a key's dimensions by `position x frequency`, so a key that
+was computed at one position becomes that of another by one more turn, by the difference. Values
+and whatever the rotation leaves out do not depend on the position.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from tierkv.errors import UnsupportedError
+
+EXACT = {
+    "RotaryEmbedding": lambda rope: rope._compute_inv_freq(rope.base),
+    "Llama3RotaryEmbedding": lambda rope: rope._compute_inv_freq(rope.base),
+    "YaRNScalingRotaryEmbedding": lambda rope: rope._compute_inv_freq(rope.scaling_factor),
+    "LinearScalingRotaryEmbedding": lambda rope: (
+        rope._compute_inv_freq(rope.base) / rope.scaling_factors[0]
+    ),
+}
+"""vLLM's rotary embeddings whose frequencies do not depend on the sequence's length, by class, with
+where each keeps them. The embedding's own table of cosines is of no use: it is rounded, and for
+YaRN it holds a factor that stored keys have already."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rope:
+    """How one layer's keys are turned.
+
+    Attributes:
+        frequencies: float32 [rotary_dim / 2], radians a token.
+        neox: pairs are (i, i + rotary_dim / 2); otherwise (2i, 2i + 1).
+    """
+
+    frequencies: Tensor
+    neox: bool
+
+    @classmethod
+    def of(cls, module: nn.Module) -> Rope:
+        """The rotation of one of vLLM's rotary embeddings.
+
+        Raises:
+            UnsupportedError: its keys cannot be turned exactly.
+        """
+        kind = type(module).__name__
+        frequencies = EXACT.get(kind)
+        if frequencies is None or len(getattr(module, "scaling_factors", ())) > 1:
+            raise UnsupportedError(f"keys of a {kind} cannot be turned exactly")
+        return cls(frequencies(module).float().cpu(), bool(module.is_neox_style))
+
+    def turn(self, keys: Tensor, by: int) -> None:
+        """Move `keys` by `by` tokens (either sign), in place.
+
+        Args:
+            keys: [..., head_size], any strides and floating dtype; the arithmetic is float32.
+        """
+        if by == 0:
+            return
+        # float64: the product of a large distance and a frequency loses digits in float32.
+        angles = self.frequencies.double() * by
+        cos = angles.cos().float().to(keys.device)
+        sin = angles.sin().float().to(keys.device)
+        width = 2 * len(angles)
+        if self.neox:
+            first, second = keys[..., : width // 2], keys[..., width // 2 : width]
+        else:
+            first, second = keys[..., 0:width:2], keys[..., 1:width:2]
+        a, b = first.float(), second.float()
+        first.copy_(torch.addcmul(a * cos, b, sin, value=-1))
+        second.copy_(torch.addcmul(b * cos, a, sin))

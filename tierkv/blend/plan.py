@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What of a prompt is taken from donors, what is computed anew for certain, and how much by choice.
+
+Computed anew, in every mode: what no donor has; the first tokens of each run, which were computed
+as part of another text and took the part of its beginning (anchors); and the end of the prompt,
+which is what asks. Beyond those, the modes but `fast` recompute the reused tokens that the end of
+the prompt attends to most: which they are is known only when it has been run (see
+`docs/explanation/any-text-reuse.md` for what each of these is worth, measured).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from tierkv.blend.match import Run
+from tierkv.config.blend import BlendConfig
+
+QUERY_TOKENS = 32
+"""Tokens at the end whose attention chooses what else is recomputed."""
+TAIL_TOKENS = 256
+"""Tokens behind the last run that are computed here; the engine computes what is behind them."""
+
+Positions = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Mode:
+    """How much is recomputed: at the beginning of each run, and of all reused tokens by choice."""
+
+    anchor_tokens: int
+    ratio: float
+
+
+MODES = {
+    "fast": Mode(8, 0.0),
+    "balanced": Mode(12, 0.06),
+    "quality": Mode(16, 0.14),
+}
+
+
+def mode_of(config: BlendConfig, name: str | None = None) -> Mode:
+    """The mode in effect.
+
+    Args:
+        config: its own values go before the mode's.
+        name: a request's own choice, if it made one.
+    """
+    mode = MODES[name or config.mode]
+    if name is not None and name != config.mode:
+        return mode
+    anchors, ratio = config.anchor_tokens, config.recompute_ratio
+    return Mode(
+        mode.anchor_tokens if anchors is None else anchors,
+        mode.ratio if ratio is None else ratio,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class BlendPlan:
+    """A prompt's tokens [exact, end), by where they come from.
+
+    Attributes:
+        exact: leading tokens whose KV is exact.
+        end: behind the last token that is blended or computed here.
+        runs: what donors cover.
+        fixed: int64, ascending: positions that are recomputed in any case.
+        query: of these the ones whose attention chooses.
+        extra: reused tokens that are recomputed by choice.
+    """
+
+    exact: int
+    end: int
+    runs: tuple[Run, ...]
+    fixed: Positions
+    query: Positions
+    extra: int
+
+    @property
+    def first_approximate(self) -> int:
+        """Where exactness ends: whatever is behind it is approximate, computed or not."""
+        return self.runs[0].begin
+
+    @property
+    def reused(self) -> int:
+        """Tokens that are taken from donors and stay as they are."""
+        return self.end - self.exact - len(self.fixed) - self.extra
+
+    @property
+    def recomputed(self) -> int:
+        return len(self.fixed) + self.extra
+
+
+def make_plan(exact: int, tokens: int, runs: Sequence[Run], mode: Mode) -> BlendPlan:
+    """Plan a prompt.
+
+    Args:
+        exact: leading tokens whose KV is exact.
+        tokens: of the prompt.
+        runs: at least one, as `find_runs` gives them.
+        mode: how much to recompute.
+    """
+    end = min(tokens, runs[-1].end + TAIL_TOKENS)
+    fixed = np.ones(end, dtype=bool)
+    fixed[:exact] = False
+    for run in runs:
+        fixed[run.begin + mode.anchor_tokens : run.end] = False
+    # Where the engine goes on, the question lies ahead: what follows the runs stands for it.
+    query_end = end if end == tokens else min(end, runs[-1].end + QUERY_TOKENS)
+    query = np.arange(max(exact, query_end - QUERY_TOKENS), query_end)
+    fixed[query] = True
+    covered = sum(len(run) for run in runs)
+    free = end - exact - int(fixed.sum())
+    return BlendPlan(
+        exact=exact,
+        end=end,
+        runs=tuple(runs),
+        fixed=np.flatnonzero(fixed),
+        query=query,
+        extra=min(free, round(mode.ratio * covered)),
+    )
