@@ -3,21 +3,17 @@
 
 from __future__ import annotations
 
-import os
-import platform
 from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import tierkv
 from tierkv.demo import figures
-from tierkv.demo.launch import vllm_version
 from tierkv.demo.phases import Phase, Record
 from tierkv.demo.plan import CONFIG, SHARED_ARGUMENTS, Plan, large_space, small_space
 from tierkv.demo.server import cpu_binding
+from tierkv.report.surroundings import machine, versions
 
 SCHEMA = 1
 """Raised when a field changes its meaning or goes."""
@@ -80,8 +76,8 @@ def build_result(record: Record, plan: Plan, model: Path, seconds: float) -> Res
             )
         },
         "checks": [asdict(check) for check in figures.checks(record)],
-        "versions": _versions(),
-        "machine": _machine(),
+        "versions": versions(),
+        "machine": {**machine(), "cpu_binding": cpu_binding()},
         "config": {
             "model": model.name,
             "plan": asdict(plan),
@@ -95,37 +91,3 @@ def build_result(record: Record, plan: Plan, model: Path, seconds: float) -> Res
 def passed(result: Mapping[str, Any]) -> bool:
     """Whether every check of the result holds."""
     return all(check["passed"] for check in result["checks"])
-
-
-def _versions() -> dict[str, str]:
-    found = {
-        "tierkv": tierkv.__version__,
-        "vllm": vllm_version() or "not installed",
-        "python": platform.python_version(),
-    }
-    for distribution in ("torch", "transformers"):
-        try:
-            found[distribution] = version(distribution)
-        except PackageNotFoundError:
-            continue
-    return found
-
-
-def _machine() -> dict[str, str | int]:
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return {
-        "cpu": _cpu_name(),
-        "cpus_used": len(os.sched_getaffinity(0)),
-        "cpu_binding": cpu_binding(),
-        "memory_gib": round(memory / 2**30),
-        "system": f"{platform.system()} {platform.machine()}",
-    }
-
-
-def _cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return "unknown"
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.processor() or "unknown")

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import sys
+from typing import Literal
 
 from rich.console import Console
 from rich.table import Table as RichTable
@@ -44,10 +45,9 @@ def _table(table: Table) -> RichTable:
 
     made = RichTable(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     for number, title in enumerate(table.titles()):
-        right = table.is_number(number)
-        made.add_column(
-            Plain(title), justify="right" if right else "left", no_wrap=right, overflow="fold"
-        )
+        # Folded where there is no room: a number that is cut short would be another number.
+        justify: Literal["right", "left"] = "right" if table.is_number(number) else "left"
+        made.add_column(Plain(title), justify=justify, overflow="fold")
     for number, row in enumerate(table.rows):
         style = "bold red" if number in table.bad else None
         made.add_row(*(Plain(cell) for cell in row), style=style)

@@ -24,7 +24,7 @@ PALETTE = ("#2e8b57", "#a66dbe", "#4c8bd0", "#c8901a", "#d1495b", "#7f7f7f", "#3
 TIER_COLOURS = {"gpu": "#4c8bd0", "dram": "#2e8b57", "disk": "#a66dbe", "redis": "#c8901a"}
 """The same tier has the same colour in every picture."""
 
-_TEXT = "#010203"
+TEXT = "#010203"
 """Stands for the colour of the page's text until the SVG is written."""
 
 _STYLE: dict[Any, Any] = {
@@ -32,14 +32,14 @@ _STYLE: dict[Any, Any] = {
     "svg.hashsalt": "tierkv",
     "font.family": "sans-serif",
     "font.size": 10,
-    "text.color": _TEXT,
-    "axes.labelcolor": _TEXT,
-    "axes.edgecolor": _TEXT,
+    "text.color": TEXT,
+    "axes.labelcolor": TEXT,
+    "axes.edgecolor": TEXT,
     "axes.titlesize": 10,
     "axes.titlelocation": "left",
-    "xtick.color": _TEXT,
-    "ytick.color": _TEXT,
-    "grid.color": _TEXT,
+    "xtick.color": TEXT,
+    "ytick.color": TEXT,
+    "grid.color": TEXT,
     "grid.alpha": 0.15,
     "axes.grid": True,
     "axes.axisbelow": True,
@@ -67,6 +67,14 @@ class Drawing:
     axes: Axes
     figure: Figure
     svg: str = ""
+
+    def legend(self) -> None:
+        """What the colours mean, above the picture: on the left, where a phone shows it."""
+        count = len(self.axes.get_legend_handles_labels()[0])
+        if count:
+            # Columns of equal height: with three rows of five, the third would stand alone.
+            columns = -(-count // -(-count // 5))
+            self.figure.legend(loc="outside upper left", ncols=columns)
 
 
 @contextmanager
@@ -97,7 +105,7 @@ def drawing(name: str, height: float = 3.2, width: float = 8.0) -> Iterator[Draw
 
 def _inline(text: str, name: str) -> str:
     """Without XML declaration and document type, in the page's colour, with ids of its own."""
-    text = text[text.index("<svg") :].replace(_TEXT, "currentColor")
+    text = text[text.index("<svg") :].replace(TEXT, "currentColor")
     text = re.sub(r'\bid="', f'id="{name}-', text)
     text = re.sub(r'(href="#|url\(#)', rf"\g<1>{name}-", text)
     return text

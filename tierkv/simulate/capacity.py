@@ -89,13 +89,13 @@ class Scale:
         """Capacities worth trying for a trace: of DRAM and of disk.
 
         DRAM doubles from about a hundredth of what would hold everything up to half of it or
-        more; disk holds about a quarter, and everything.
+        more; disk holds about an eighth and a quarter: what holds everything has the ceiling.
         """
         size = self.chunk_bytes
         unit = size if size is not None else self.block_tokens
         everything = _power_of_two(max(distinct_chunks, 1) * unit)
         dram = [everything >> shift for shift in range(SWEPT, 0, -1)]
-        disk = [everything >> 2, everything]
+        disk = [everything >> 3, everything >> 2]
         return (
             [self._exact(n, unit) for n in dram if n >= unit] or [self._exact(unit, unit)],
             [self._exact(n, unit) for n in disk if n >= unit],
@@ -112,7 +112,7 @@ def approximate_tokens(tokens: int) -> str:
     """So many tokens in few digits, as `parse` would read it: 4.2Mtokens."""
     for unit in ("G", "M", "k"):
         if tokens >= _SCALE[unit]:
-            return f"{tokens / _SCALE[unit]:.3g}{unit}tokens"
+            return f"{tokens / _SCALE[unit]:.4g}{unit}tokens"
     return f"{tokens}tokens"
 
 

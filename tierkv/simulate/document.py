@@ -131,5 +131,5 @@ def plot(result: Result) -> str:
         axes.set_ylim(0, most * 1.1 or 1)
         axes.set_xlabel("capacity of DRAM")
         axes.set_ylabel("hit rate, % of prompt tokens")
-        made.figure.legend(loc="outside right upper")
+        made.legend()
     return made.svg

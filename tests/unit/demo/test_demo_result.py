@@ -135,4 +135,4 @@ def test_the_page_names_what_failed(
     broken: Result, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("MPLCONFIGDIR", str(tmp_path))
-    assert 'class="failed">FAILED: 0 of 2 answers' in render_page(broken)
+    assert 'class="bad">FAILED: 0 of 2 answers' in render_page(broken)
