@@ -28,7 +28,7 @@ JSON = {
     "ok": "whether all tiers could be measured",
     "tierkv, machine, date": "what was measured, where and when",
     "token_bytes": "KV of a token, as given",
-    "ratios": "`TIER_OP_over_limit` to `median`, `spread` (distance of the quartiles) and `repeats`",
+    "ratios": "`TIER_OP_over_limit` to `median`, `spread` (of the quartiles) and `repeats`",
     "tiers": "list of `tier`, `op` (`load`, `save`), `bytes_per_s`, `tokens_per_s`, `limit` (in "
     "words) and `limit_bytes_per_s` (null: not measured)",
     "notes, failures": "lists of sentences",
@@ -63,6 +63,7 @@ def bench_tiers(
 
     wanted = Size(_bytes("--kv-per-token", kv_per_token), _bytes("--size", size), repeats)
     tiers = _tiers(config, tier, path)
+    output.quiet()
     rows: list[Row] = []
     failed: list[str] = []
     notes: list[str] = []

@@ -53,6 +53,7 @@ def doctor(
     """
     from tierkv.doctor import Level, examine
 
+    output.quiet()
     with progress.spinner("looking at") as tell:
         found = examine(config, command or [], os.environ, tell)
     errors, warnings = found.count(Level.ERROR), found.count(Level.WARNING)

@@ -44,7 +44,8 @@ def inspect(
 ) -> None:
     """Show one stored chunk, and whether it is intact.
 
-    Prints its header and its place in the chain, and reads all of it to compare the checksums. Exit code 3 if it is damaged.
+    Prints its header and its place in the chain, and reads all of it to compare the checksums.
+    Exit code 3 if it is damaged.
     """
     with storage.places(config, tier, path) as found:
         hits = storage.find_chunks(found, key)

@@ -7,6 +7,7 @@ Colour is never the only carrier, and there is none with NO_COLOR, in a pipe or 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
 from collections.abc import Iterable
@@ -29,6 +30,11 @@ def silence() -> None:
     devnull = os.open(os.devnull, os.O_WRONLY)
     os.dup2(devnull, sys.stdout.fileno())
     os.close(devnull)
+
+
+def quiet() -> None:
+    """Keep what tiers log off the terminal: the command tells it, once and with its remedy."""
+    logging.getLogger("tierkv").addHandler(logging.NullHandler())
 
 
 def styled(text: str, style: Style, stream: TextIO | None = None) -> str:

@@ -22,7 +22,7 @@ JSON = {
     "ok": "whether nothing is damaged",
     "repaired": "whether what is damaged was dropped",
     "chunks, bytes, seconds": "what was read, and how long it took",
-    "problems": "list of `tier`, `namespace`, `what` (a chunk's key, or a part of a file), `reason`",
+    "problems": "list of `tier`, `namespace`, `what` (a key, or a part of a file), `reason`",
 }
 
 DAMAGED = 3

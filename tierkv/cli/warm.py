@@ -64,9 +64,10 @@ def warm(
 ) -> None:
     """Fill a cache: send prompts to a running engine.
 
-    Each is sent for a single token. FILE has one prompt a line. A line that is a JSON object is a request of the OpenAI API: with
-    "messages" it is a chat, with "prompt" (text or token ids) a completion; other fields are sent
-    along, but for max_tokens, which is 1. Exit code 1 if a request failed.
+    Each is sent for a single token. FILE has one prompt a line. A line that is a JSON object is a
+    request of the OpenAI API: with "messages" it is a chat, with "prompt" (text or token ids) a
+    completion; other fields are sent along, but for max_tokens, which is 1. Exit code 1 if a
+    request failed.
     """
     try:
         from tierkv.warm import prompts, sending

@@ -7,7 +7,6 @@ Threads and ownership. Runs an event loop of its own on the caller's thread, and
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Iterator
 
 from tierkv.config.redis import RedisConfig
@@ -28,18 +27,6 @@ def look_at(tier: RedisConfig) -> Iterator[Finding]:
             "run: pip install 'tierkv[redis]'",
         )
         return
-    log = logging.getLogger("tierkv.tiers.redis")
-    before, log.disabled = log.disabled, True  # what it would say is what is found here
-    children = [logging.getLogger(f"tierkv.tiers.redis.{name}") for name in ("node", "topology")]
-    levels = [child.level for child in children]
-    for child in children:
-        child.setLevel(logging.CRITICAL)
-    try:
-        found = asyncio.run(check_server(tier))
-    finally:
-        log.disabled = before
-        for child, level in zip(children, levels, strict=True):
-            child.setLevel(level)
-    for finding in found:
+    for finding in asyncio.run(check_server(tier)):
         each = Level.ERROR if finding.fatal else Level.WARNING
         yield Finding.of("redis", each, f"tier {tier.name}", finding.message)

@@ -24,13 +24,11 @@ from tierkv.errors import ConfigError, TierError
 
 GOOD = "tiers:\n  - {type: dram, capacity: 1MiB}\n"
 BAD = "tiers:\n  - {type: dram, capcity: 1MiB}\n"
+TABLES = {(): app._Root, **{(name,): group for name, group in app.GROUP_CLASSES.items()}}
 COMMANDS = [
-    ["--help"],
-    ["check", "--help"],
-    ["config", "--help"],
-    ["config", "init", "--help"],
-    ["config", "show", "--help"],
-    ["version", "--help"],
+    [*words, "--help"]
+    for group, table in TABLES.items()
+    for words in [[*group], *([*group, name] for name in table.commands_table)]
 ]
 
 
@@ -310,8 +308,8 @@ def test_a_mistake_of_ours_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_every_command_of_the_tables_exists() -> None:
-    for table in (app._Root.commands_table, app._Config.commands_table):
-        for name, module in table.items():
+    for table in TABLES.values():
+        for name, module in table.commands_table.items():
             assert importlib.util.find_spec(module), name
 
 
@@ -366,7 +364,14 @@ def closed_pipe(arguments: Sequence[str]) -> tuple[int, str]:
 
 @pytest.mark.parametrize(
     "arguments",
-    [["check", "--schema"], ["config", "show", "t.yaml"], ["version"], ["--help"]],
+    [
+        *(["check", "--schema"], ["config", "show", "t.yaml"], ["version"], ["--help"]),
+        *(
+            ["ls", "--path", ".", "--json"],
+            ["doctor", "--config", "t.yaml"],
+            ["purge", "--path", ".", "--all"],
+        ),
+    ],
     ids=" ".join,
 )
 def test_a_broken_pipe_is_quiet(arguments: list[str]) -> None:
