@@ -21,7 +21,8 @@ TIMEOUT = 5.0
 """Seconds for one request; longer than a server waits for a command."""
 
 HOW_TO_START = """\
-no running engine of this user was found. Start one with TierKV:
+no running engine of this user was found (one that TierKV stands aside from is none: see its log). \
+Start one with TierKV:
   vllm serve MODEL --kv-transfer-config '{"kv_connector": "TierKVConnector", "kv_role": "kv_both"}'
 or name a metrics page: --url http://HOST:8000/metrics"""
 
