@@ -107,7 +107,9 @@ def _misses(rows: Sequence[Row]) -> Plot:
         values = [
             [(row["misses"] or {}).get(name, 0) / row["seconds"] for row in rows] for name in names
         ]
-        _stack(made, rows, names, values, list(PALETTE))
+        labels = [name.replace("_", " ") for name in names]
+        # No green and no purple: these are tiers and hits elsewhere on the page.
+        _stack(made, rows, labels, values, [PALETTE[at] for at in (5, 3, 2, 4, 6, 7)])
         _finish(made, rows, "missed tokens a second")
     return Plot(made.svg, "Missed tokens a second, by why they were not stored.")
 
