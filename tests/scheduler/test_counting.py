@@ -120,7 +120,7 @@ def run_script(rig: Rig, found: client.Engine) -> None:
     keys: dict[tuple[int, ...], list[bytes]] = {}
 
     def remember(prompt: list[int]) -> None:
-        keys[tuple(prompt)] = [key for key in store._dram.index.keys() if key not in known]
+        keys[tuple(prompt)] = list(set(store._dram.index.keys()) - known)
 
     known: set[bytes] = set()
     again("cold", a)
@@ -357,3 +357,29 @@ def test_a_command_that_cannot_be_done_is_refused_in_one_line(
     rig, _ = engine
     with pytest.raises(ValueError, match=f"^{answer}$"):
         rig.connector._scheduler._watch._control.run(op, arguments)
+
+
+def test_the_log_line_tells_the_hit_rate_by_its_one_definition() -> None:
+    def row(outcome: str, tier: str, tokens: int) -> list[Any]:
+        reuse = "exact" if outcome == "hit" else "none"
+        return ["tierkv_query_tokens_total", [outcome, tier, reuse], tokens]
+
+    hits = [row("hit", "dram", 480), row("hit", "disk", 120)]
+    rest = [row("late", "none", 50), row("miss", "none", 350)]
+    gpu = ["tierkv_gpu_hit_tokens_total", [], 500]
+    stats = TierKVConnector.build_kv_connector_stats({"counters": [*hits, *rest, gpu]})
+    assert stats is not None
+    assert stats.reduce() == {
+        "TierKV query tokens": 1000,
+        "hit rate %": 60.0,
+        "dram %": 48.0,
+        "disk %": 12.0,
+        "late %": 5.0,
+        "prefill avoided %": 73.3,
+    }
+    missed = TierKVConnector.build_kv_connector_stats({"counters": [row("miss", "none", 10)]})
+    assert missed is not None
+    assert missed.reduce()["hit rate %"] == 0.0
+    silent = TierKVConnector.build_kv_connector_stats({"counters": []})
+    assert silent is not None
+    assert silent.reduce() == {"TierKV query tokens": 0}

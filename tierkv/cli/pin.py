@@ -20,6 +20,12 @@ EXAMPLE = """\
   tierkv pin chat.json --server http://localhost:8000 --tenant acme
   tierkv pin --key 00112233445566778899aabbccddeeff --remove"""
 
+JSON = {
+    "chunks": "how many are pinned now, or were until now",
+    "held": "how many of those that were meant each tier holds, by its name",
+    "queued": "true, and nothing else: the engine is idle and does it before its next request",
+}
+
 TOKENIZE_SECONDS = 30.0
 
 

@@ -21,6 +21,16 @@ EXAMPLE = """\
   tierkv stat --json > run.jsonl
   tierkv stat --csv --url localhost:8000"""
 
+JSON = {
+    "time, seconds": "of the numbers, since 1970; how long the interval was; one object a line",
+    "query_tokens, hit_tokens, gpu_hit_tokens": "in the interval",
+    "hit_rate, prefill_avoided, avoidable": "0 to 1; null without data",
+    "outcomes": "query tokens by outcome",
+    "saved_prefill_seconds, load_seconds": "estimated; waited",
+    "tiers": "by name: `hit_tokens`, `hit_rate`, `load_bytes`, `save_bytes`, `errors` in the "
+    "interval; `used_bytes`, `capacity_bytes`, `breaker_state` at its end",
+}
+
 HEAD_EVERY = 20
 """Lines between two headings on a terminal."""
 
@@ -107,6 +117,12 @@ def measured(before: Sample, after: Sample, interval: float) -> dict[str, Any]:
         "prefill_avoided": _rounded(found.prefill_avoided),
         "avoidable": _rounded(found.avoidable),
         "outcomes": {name: int(tokens) for name, tokens in found.outcomes.items()},
+        "misses": {
+            reason: int(tokens)
+            for (reason,), tokens in rates.totals(
+                step, "tierkv_miss_tokens_total", "reason"
+            ).items()
+        },
         "saved_prefill_seconds": round(rates.total(step, "tierkv_saved_prefill_seconds_total"), 4),
         "load_seconds": round(rates.total(step, "tierkv_load_seconds_total"), 4),
         "tiers": tiers,

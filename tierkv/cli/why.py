@@ -15,7 +15,11 @@ EXAMPLE = """\
   tierkv why
   tierkv why --last 1 --json"""
 
-ID_WIDTH = 28
+JSON = {
+    "pid": "of the engine",
+    "requests": "oldest first: `request_id`, `time`, `prompt_tokens`, `gpu_tokens`, "
+    "`lookup_seconds`, `load_seconds`, and `parts`: list of `outcome`, `tier`, `reason`, `tokens`",
+}
 
 
 def why(
