@@ -50,33 +50,28 @@ def test_an_engine_does_not_start_with_a_configuration_that_cannot_be_used(
     assert [line for line in str(raised.value).splitlines() if message in line]
 
 
-TINY: dict[str, Any] = {
+CHUNKED: dict[str, Any] = {
+    # Llama 4's text model: attention within chunks of 64 tokens beside full attention.
+    "architectures": ["Llama4ForCausalLM"],
+    "model_type": "llama4_text",
     "hidden_size": 64,
     "intermediate_size": 128,
+    "intermediate_size_mlp": 128,
     "num_hidden_layers": 2,
     "num_attention_heads": 2,
     "num_key_value_heads": 1,
     "head_dim": 64,
     "vocab_size": 49152,
     "max_position_embeddings": 4096,
-    "sliding_window": 64,
+    "attention_chunk_size": 64,
+    "layer_types": ["chunked_attention", "full_attention"],
+    "no_rope_layers": [1, 0],
+    "moe_layers": [],
+    "interleave_moe_layer_step": 0,
+    "num_local_experts": 1,
+    "num_experts_per_tok": 1,
     "rope_theta": 10000.0,
     "torch_dtype": "float32",
-}
-WINDOWED = {
-    "all layers": (
-        {"architectures": ["MistralForCausalLM"], "model_type": "mistral"},
-        "layer model.layers.0.self_attn.attn keeps a SlidingWindowSpec, not full attention",
-    ),
-    "every other layer": (
-        {
-            "architectures": ["Gemma3ForCausalLM"],
-            "model_type": "gemma3_text",
-            "layer_types": ["sliding_attention", "full_attention"],
-            "query_pre_attn_scalar": 64,
-        },
-        "the model has 2 KV cache groups (FullAttentionSpec, SlidingWindowSpec), not one",
-    ),
 }
 
 
@@ -86,19 +81,32 @@ def twice(host: Host, prompt: Prompt) -> list[Answer]:
     return first + host.generate([prompt], 8)
 
 
-@pytest.mark.parametrize("case", WINDOWED)
-def test_tierkv_stands_aside_for_models_with_windows(
-    start: Start, texts: Texts, tmp_path: Path, case: str
+def told_aside(host: Host) -> list[str]:
+    """What the engine's page of metrics says about why TierKV stands aside."""
+    from prometheus_client import REGISTRY
+
+    return [
+        sample.labels["reason"]
+        for family in REGISTRY.collect()
+        for sample in family.samples
+        if sample.name == "tierkv_aside" and sample.value
+    ]
+
+
+@pytest.mark.feature("groups that cannot be served: stands aside")
+def test_tierkv_stands_aside_for_models_that_it_cannot_serve(
+    start: Start, texts: Texts, tmp_path: Path
 ) -> None:
-    changes, reason = WINDOWED[case]
     model = tmp_path / "model"
     model.mkdir()
-    (model / "config.json").write_text(json.dumps(TINY | changes))
+    (model / "config.json").write_text(json.dumps(CHUNKED))
     # The weights are made up by vLLM.
     engine = start(model, tiers("64MiB"), load_format="dummy", max_model_len=1024)
     first, second = engine.run(twice, texts(150, 200))
     assert first.tokens == second.tokens
     assert len(first.tokens) == 8
     assert (first.cached, second.cached) == (0, 0)
-    assert f"TierKV stands aside: {reason}. The engine serves without it." in engine.log
+    assert "keeps a ChunkedLocalAttentionSpec, neither full attention nor" in engine.log
+    assert "TierKV stands aside: layer " in engine.log
+    assert engine.run(told_aside) == ["unsupported"]
     engine.close()
