@@ -33,7 +33,7 @@ def du(
     loaded; the rest is free slots, kept for the next chunks, and what older versions left.
     """
     with storage.places(config, tier, path) as found:
-        listed = [(inventory, inventory.namespaces()) for inventory in found.inventories]
+        listed = [(inventory, storage.namespaces(inventory)) for inventory in found.inventories]
         if as_json:
             output.result_json({"tiers": [_json(*pair) for pair in listed]})
         else:

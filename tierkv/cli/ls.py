@@ -53,7 +53,7 @@ def ls(
     """
     with storage.places(config, tier, path) as found:
         listed = [
-            (inventory, storage.matching(inventory.namespaces(), namespace))
+            (inventory, storage.matching(storage.namespaces(inventory), namespace))
             for inventory in found.inventories
         ]
         if namespace is None:

@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tierkv.cli import columns, loading, output, storage
+from tierkv.cli import columns, loading, output, progress, storage
 from tierkv.errors import TierKVError
 
 if TYPE_CHECKING:
@@ -99,7 +99,8 @@ def purge(
             raise storage.no_namespace(namespace)
         targets = [each for each in targets if each.count or each.chunks is None]
         if yes:
-            queued = [_remove(each) for each in targets]
+            with progress.bar("purging", len(targets)) as tell:
+                queued = [_remove(each, tell) for each in targets]
             if any(queued):
                 output.message("queued: the engine is idle and does it before its next request")
         _show(targets, yes, as_json)
@@ -124,7 +125,7 @@ def _targets(
             yield _Target(inventory, summary, [chunk, *following])
         return
     for inventory in found.inventories:
-        for summary in storage.matching(inventory.namespaces(), namespace):
+        for summary in storage.matching(storage.namespaces(inventory), namespace):
             if tenant is None:
                 yield _Target(inventory, summary, None)
             elif not summary.problem:
@@ -132,13 +133,14 @@ def _targets(
                 yield _Target(inventory, summary, below(root, inventory.chunks(summary.name)))
 
 
-def _remove(target: _Target) -> bool:
+def _remove(target: _Target, tell: Callable[[int], None]) -> bool:
     """Forget; true if the engine that has the directory will do it later.
 
     Raises:
         TierKVError: an engine has the directory and does not forget this.
     """
     inventory, summary = target.inventory, target.summary
+    tell(1)
     if inventory.holder is None:
         inventory.remove(summary.name, target.chunks)
         return False

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tierkv.cli import loading, output
+from tierkv.cli import loading, output, progress
 from tierkv.errors import ConfigError, TierKVError
 
 if TYPE_CHECKING:
@@ -128,6 +128,13 @@ def _chosen(
 # -- what is meant -----------------------------------------------------------------------------
 
 
+def namespaces(inventory: Inventory) -> list[NamespaceSummary]:
+    """What a place holds; says that it is being looked at, since a server may have many keys."""
+    with progress.spinner("looking at") as tell:
+        tell(f"{inventory.tier} in {inventory.place}")
+        return inventory.namespaces()
+
+
 def matching(summaries: Sequence[NamespaceSummary], wanted: str | None) -> list[NamespaceSummary]:
     """The namespaces whose digest begins with, or whose model is, `wanted`; None: all."""
     if wanted is None:
@@ -162,7 +169,7 @@ def find_chunks(found: Places, key: str) -> list[tuple[Inventory, NamespaceSumma
         )
     hits = []
     for inventory in found.inventories:
-        for summary in inventory.namespaces():
+        for summary in namespaces(inventory):
             if summary.problem:
                 continue
             hits += [

@@ -54,7 +54,7 @@ def verify(
     with storage.places(config, tier, path) as found:
         started, reports = time.monotonic(), []
         for inventory in found.inventories:
-            chosen = storage.matching(inventory.namespaces(), namespace)
+            chosen = storage.matching(storage.namespaces(inventory), namespace)
             reports += [(inventory, each, *_scrub(inventory, each, limit)) for each in chosen]
         if namespace is not None and not reports and not found.failed:
             raise storage.no_namespace(namespace)

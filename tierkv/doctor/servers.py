@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from dataclasses import replace
 
 from tierkv.config.redis import RedisConfig
 from tierkv.doctor.finding import Finding, Level, error
+
+_LOOK_THERE = "start the server, or mend url; until then engines run without this tier"
 
 
 def look_at(tier: RedisConfig) -> Iterator[Finding]:
@@ -29,4 +32,5 @@ def look_at(tier: RedisConfig) -> Iterator[Finding]:
         return
     for finding in asyncio.run(check_server(tier)):
         each = Level.ERROR if finding.fatal else Level.WARNING
-        yield Finding.of("redis", each, f"tier {tier.name}", finding.message)
+        told = Finding.of("redis", each, f"tier {tier.name}", finding.message)
+        yield told if told.remedy else replace(told, remedy=_LOOK_THERE)

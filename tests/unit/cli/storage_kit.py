@@ -4,8 +4,12 @@
 from __future__ import annotations
 
 import asyncio
+import tempfile
+from contextlib import ExitStack
 from pathlib import Path
 
+from tests import redis_kit
+from tests.redis_kit import RedisServer
 from tests.unit.tiers import disk_kit
 from tierkv.keys import Chunk, ChunkChain, Namespace
 from tierkv.tiers.base import Outcome
@@ -49,3 +53,24 @@ def slot_of(path: Path, space: Namespace, chunk: Chunk) -> int:
     entries = [table[at : at + 128] for at in range(4096, len(table), 128)]
     [slot] = [n for n, entry in enumerate(entries) if entry[:16] == chunk.key]
     return slot
+
+
+def redis_of(kind: str, tmp_path: Path, stack: ExitStack) -> tuple[str, str]:
+    """Start a server of this kind; URL and further keys of a tier on it."""
+    if kind == "tls":
+        authority = redis_kit.Authority(tmp_path / "ca")
+        server = stack.enter_context(authority.server(tmp_path / "redis"))
+        return f"rediss://127.0.0.1:{server.port}/0", f", tls_ca: {authority.ca}"
+    if kind == "unix":
+        # A short path: a socket's must fit into 107 bytes.
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="tk-"))
+        path = f"{folder}/redis.sock"
+        stack.enter_context(RedisServer(tmp_path / "redis", unixsocket=path))
+        return f"unix://{path}", ""
+    if kind == "sentinel":
+        watched = stack.enter_context(redis_kit.WatchedRedis(tmp_path / "watched"))
+        return "redis:///0", (
+            f", sentinel: {{service: {watched.service}, nodes: '{watched.nodes}'}}"
+        )
+    cluster = stack.enter_context(redis_kit.RedisCluster(tmp_path / "cluster"))
+    return f"redis://127.0.0.1:{cluster.servers[0].port}/0", ", cluster: true"

@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 import json
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.redis_kit import RedisServer, needs_redis
+from tests.unit.cli.storage_kit import redis_of
 from tierkv.bench.ratio import Ratio
 from tierkv.bench.tiers import _row
 from tierkv.cli.app import run
@@ -76,6 +78,24 @@ def test_redis_is_measured_and_left_as_it_was(
         assert server.cli("-a", "geheim", "--no-auth-warning", "DBSIZE") in ("0", "1")
         left = server.cli("-a", "geheim", "--no-auth-warning", "KEYS", "*")
         assert left == "" or left.endswith(":generation")
+
+
+@needs_redis
+@pytest.mark.parametrize("kind", ["tls", "unix", "cluster"])
+def test_each_kind_of_server_is_measured(
+    kind: str, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PW", "x")
+    with ExitStack() as stack:
+        url, more = redis_of(kind, tmp_path, stack)
+        Path("tierkv.yaml").write_text(
+            "key_secret: {env: PW}\ntiers:\n  - {type: dram, capacity: 1MiB}\n"
+            f"  - {{type: redis, url: '{url}'{more}}}\n"
+        )
+        load, save = read(capsys, "--tier", "redis")["tiers"]
+    assert load["bytes_per_s"] > 0
+    # A cluster has no single server to compare with.
+    assert (load["limit"] is None) == (save["limit"] is None) == (kind == "cluster")
 
 
 def test_a_server_that_is_not_there_is_told_and_the_others_are_measured(

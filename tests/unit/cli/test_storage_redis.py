@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,10 @@ import pytest
 
 from tests import redis_kit
 from tests.redis_kit import CHUNKS, LAYOUT, NAMESPACE, RECORD_BYTES, RedisServer, needs_redis
+from tests.unit.cli.storage_kit import redis_of
 from tierkv.cli.app import run
+from tierkv.config import load_config
+from tierkv.config.redis import RedisConfig
 from tierkv.tiers.redis.tier import RedisTier
 
 pytestmark = needs_redis
@@ -219,3 +223,33 @@ def test_a_server_that_is_not_there_does_not_hide_the_other_tiers(
     assert told[0].startswith("tierkv: redis: redis://127.0.0.1:")
     assert told[0].endswith("'tierkv doctor' looks closer")
     assert told[1] == f"disk: nothing is cached in {tmp_path / 'kv'}"
+
+
+# Servers of every kind
+
+
+@pytest.mark.parametrize("kind", ["tls", "unix", "sentinel", "cluster"])
+def test_each_kind_of_server_is_looked_at_and_purged(
+    kind: str, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SECRET", "s")
+    with ExitStack() as stack:
+        url, more = redis_of(kind, tmp_path, stack)
+        configure(url, more)
+        [config] = load_config(Path("tierkv.yaml")).config.lower
+        assert isinstance(config, RedisConfig)
+
+        async def session() -> None:
+            tier = await redis_kit.opened(config)
+            await tier.describe(ABOUT)
+            await redis_kit.save_all(tier, CHUNKS[:12])
+            await tier.close()
+
+        redis_kit.run(session)
+        [space] = read(capsys, "ls")["namespaces"]
+        assert (space["chunks"], space["chunk_bytes"]) == (12, 12 * RECORD_BYTES)
+        printed = read(capsys, "verify")
+        assert (printed["ok"], printed["chunks"]) == (True, 12)
+        assert read(capsys, "purge", "--all", "--yes")["targets"][0]["chunks"] == 12
+        assert read(capsys, "ls")["namespaces"] == []
