@@ -22,11 +22,17 @@ PACKAGES = {
     "apk": (["apk", "add"], {"redis-server": "redis"}),
     "pacman": (["pacman", "-S", "--noconfirm", "--needed"], {"redis-server": "redis"}),
 }
-PROGRAMS = ("redis-server", "strace")
+PROGRAMS = ("redis-server", "strace", "chromium")
+ALSO_CALLED = {"chromium": ("chromium-browser", "google-chrome")}
+"""Other names of a program that will do."""
 
 
 def say(text):
     print("[test-tools] " + text, flush=True)
+
+
+def is_installed(program):
+    return any(shutil.which(name) for name in (program, *ALSO_CALLED.get(program, ())))
 
 
 def privilege():
@@ -54,7 +60,7 @@ def run(command):
 
 
 def main():
-    missing = [program for program in PROGRAMS if shutil.which(program) is None]
+    missing = [program for program in PROGRAMS if not is_installed(program)]
     if not missing:
         return
     say("missing: " + ", ".join(missing))
@@ -63,17 +69,20 @@ def main():
         say("no package manager known here; install them by hand: tests that need them will say so")
         return
     command, names = PACKAGES[manager]
-    command = [*command, *(names.get(program, program) for program in missing)]
+    packages = [names.get(program, program) for program in missing]
     front = privilege()
     if front is None:
-        say("no right to install; run this as root: " + " ".join(command))
+        say("no right to install; run this as root: " + " ".join([*command, *packages]))
         return
-    done = run([*front, *command])
+    done = run([*front, *command, *packages])
     if not done and manager == "apt-get":
         # A fresh container has no package lists.
-        done = run([*front, "apt-get", "update"]) and run([*front, *command])
+        done = run([*front, "apt-get", "update"]) and run([*front, *command, *packages])
+    if not done and len(packages) > 1:
+        # One that this system does not have must not keep the others away.
+        done = all([run([*front, *command, package]) for package in packages])
     if not done:
-        say("could not install them: tests that need them will say so")
+        say("could not install all of them: tests that need them will say so")
 
 
 if __name__ == "__main__":

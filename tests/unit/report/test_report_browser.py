@@ -15,7 +15,8 @@ from PIL import Image
 from tests.unit.report.recordings import day, write
 from tierkv.cli.app import run
 
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))), None)
+NAMES = ("chromium", "chromium-browser", "google-chrome")
+BROWSER = next(filter(None, map(shutil.which, NAMES)), None)
 
 pytestmark = pytest.mark.skipif(
     BROWSER is None, reason="chromium is not installed: make test-tools installs it"
