@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tierkv.cli import looking, numbers, output
+from tierkv.cli import looking, output
 
 if TYPE_CHECKING:
     from tierkv.stats.source import Sample
@@ -156,6 +156,8 @@ def _heading(row: dict[str, Any]) -> str:
 
 
 def _line(row: dict[str, Any]) -> str:
+    from tierkv.cli import numbers
+
     seconds = row["seconds"]
     clock = time.strftime("%H:%M:%S", time.localtime(row["time"]))
     tiers = "".join(f" {numbers.share(tier['hit_rate']):>8}" for tier in row["tiers"].values())

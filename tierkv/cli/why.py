@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tierkv.cli import looking, numbers, output
+from tierkv.cli import looking, output
 from tierkv.cli.loading import JsonOption
 
 EXAMPLE = """\
@@ -55,6 +55,7 @@ def why(
 
 def lines(request: dict[str, Any]) -> list[str]:
     """One request: a line for it, and one for each fate that its tokens had."""
+    from tierkv.cli import numbers
     from tierkv.cli.top_text import told
 
     total = request["prompt_tokens"]

@@ -48,5 +48,6 @@ def _values(
             yield from _values(value, text, f"{prefix}{name}.", (*keys, name))
         else:
             plain = value if isinstance(value, int | float | None) else str(value)
-            shown = "(not set)" if value is None else str(text)
+            as_yaml = str(text).lower() if isinstance(text, bool) else str(text)
+            shown = "(not set)" if value is None else as_yaml
             yield EffectiveValue(f"{prefix}{name}", plain, shown, (*keys, name))

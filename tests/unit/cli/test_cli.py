@@ -154,7 +154,9 @@ def test_show_prints_every_value_with_its_source(
 ) -> None:
     monkeypatch.setenv("TIERKV_SAVE", "prompt")
     assert run(["config", "show", write("key_secret: {env: KEY}\n" + GOOD)]) == 0
-    assert [line.split(maxsplit=2) for line in capsys.readouterr().out.splitlines()] == [
+    rows = [line.split(maxsplit=2) for line in capsys.readouterr().out.splitlines()]
+    assert ["stats.control", "false", "default"] in rows
+    assert [row for row in rows if not row[0].startswith(("stats.", "blend."))] == [
         ["version", "1", "default"],
         ["key_secret.env", "KEY", "t.yaml:1"],
         ["chunk_tokens", "(not", "set)  default"],
