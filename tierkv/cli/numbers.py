@@ -67,16 +67,6 @@ def filled(used: float, capacity: float) -> str:
     return f"{_three(used / 1024**unit)}{whole} {_SIZES[unit]}"
 
 
-def bar(part: float, width: int) -> str:
-    """`████░░`: never empty if there is something, never full if there is room."""
-    cells = round(part * width)
-    if part > 0:
-        cells = max(1, cells)
-    if part < 1:
-        cells = min(width - 1, cells)
-    return "█" * cells + "░" * (width - cells)
-
-
 def sparkline(values: Sequence[float | None], width: int) -> str:
     """The newest `width` values; a space where there is none, the lowest bar where it is zero."""
     shown = list(values)[-width:]
