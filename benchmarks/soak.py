@@ -71,8 +71,8 @@ def wishes(number: int) -> list[Wish]:
             rng.randrange(1 << 30), rng.randrange(1, 90)
         )
         extra = rng.choice(
-            [{}, {}, {}, {}, {"n": 3, "temperature": 0.8, "seed": i}, {"prompt_logprobs": 1},
-             {"temperature": 1.0, "top_p": 0.8, "seed": i}, {"logprobs": 2, "stop_token_ids": [7]}]
+            [{}, {}, {}, {}, {"n": 3, "temperature": 0.8}, {"prompt_logprobs": 1},
+             {"temperature": 1.0, "top_p": 0.8}, {"logprobs": 2, "stop_token_ids": [7]}]
         )  # fmt: skip
         abort_at = rng.randrange(40) if rng.random() < 0.15 else -1
         salt = rng.choice([None, None, None, "a", "b"])

@@ -118,6 +118,9 @@ class SchedulerSide:
         self._next_job = 0
         self._new_loads: list[LoadJob] = []
         self._loads: dict[str, tuple[TrackedRequest, Claim]] = {}
+        # Last chunk of a load under way, and whose: who wants the very same waits for the copy,
+        # and then shares vLLM's blocks instead of filling blocks of its own.
+        self._arriving: dict[bytes, str] = {}
         self._leaving: list[Saving] = []
         self._saves: dict[int, _Save] = {}
         self._step_blocks: set[int] = set()
@@ -190,7 +193,12 @@ class SchedulerSide:
             return 0, False
         if self._landing and self._too_crowded(request, end):
             return None, False
+        if claim.blend is None and self._arriving.get(self._last_key(tracked, end)):
+            return None, False
         return claim.reach - local, True
+
+    def _last_key(self, tracked: TrackedRequest, end: int) -> bytes:
+        return tracked.chain.chunks[-(-end // self._layout.chunk_tokens) - 1].key
 
     def _too_crowded(self, request: Request, end: int) -> bool:
         """Whether this load would take blocks that others need to go on after theirs.
@@ -247,6 +255,8 @@ class SchedulerSide:
             self._landing[request.request_id] = (request, claim.end)
         tracked.load_began = self.store.context.clock()
         self._loads[request.request_id] = (tracked, claim)
+        if claim.blend is None and self._block_pool is not None and self._block_pool.enable_caching:
+            self._arriving[self._last_key(tracked, claim.end)] = request.request_id
         if claim.blend is not None and self._blend is not None:
             self._blend.admitted(tracked, block_ids[0], ops)
             return
@@ -426,6 +436,9 @@ class SchedulerSide:
                     known.loading, known.never_load = False, True
                 continue
             tracked.loading = False
+            key = self._last_key(tracked, claim.end) if claim.end else b""
+            if self._arriving.get(key) == request_id:
+                del self._arriving[key]
             if claim.blend is not None and self._blend is not None:
                 self._blend.ended(request_id, ok)
             if not ok and self._landing is not None:

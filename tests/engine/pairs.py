@@ -32,13 +32,19 @@ class Pair:
         """
         self.off.begin(scenario, *arguments)
         try:
-            cold = self.on.run(scenario, *arguments)
-            self.on.run(settled)
-            before = self.on.run(loaded_tokens)
-            warm = self.on.run(scenario, *arguments)
-            loaded = self.on.run(loaded_tokens) - before
-        finally:
-            right = self.off.result()
+            try:
+                cold = self.on.run(scenario, *arguments)
+                self.on.run(settled)
+                before = self.on.run(loaded_tokens)
+                warm = self.on.run(scenario, *arguments)
+                loaded = self.on.run(loaded_tokens) - before
+            finally:
+                right = self.off.result()
+        except BaseException:
+            # Others use the engines after this one.
+            self.on.run(abandon)
+            self.off.run(abandon)
+            raise
         assert_same(cold, right, "cold")
         assert_same(warm, right, "warm")
         assert (loaded > 0) == hits, f"{loaded} tokens were loaded"
@@ -56,6 +62,11 @@ def settled(host: Host) -> None:
     held = [b.block_id for b in pool.blocks if b.ref_cnt and not b.is_null]
     assert not held, f"blocks {held} are still referenced"
     host.forget()
+
+
+def abandon(host: Host) -> None:
+    """End whatever a scenario that failed has left running."""
+    host.engine.abort_request(list(host.engine.output_processor.request_states), internal=True)
 
 
 def loaded_tokens(host: Host) -> int:
