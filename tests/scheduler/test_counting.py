@@ -383,3 +383,27 @@ def test_the_log_line_tells_the_hit_rate_by_its_one_definition() -> None:
     silent = TierKVConnector.build_kv_connector_stats({"counters": []})
     assert silent is not None
     assert silent.reduce() == {"TierKV query tokens": 0}
+
+
+def test_saved_prefill_is_hit_tokens_over_the_engines_speed_also_for_earlier_hits(
+    engine: tuple[Rig, client.Engine],
+) -> None:
+    rig, found = engine
+    store = rig.connector._scheduler.store
+    prompt = text(8, 300)
+    rig.generate("cold", prompt)
+    forget_engine_cache(rig)
+    rig.generate("hit before its speed is known", prompt)
+    counters = store.context.counters
+    assert counters.get("tierkv_saved_prefill_seconds_total") == 0
+    waited = counters.get("tierkv_load_seconds_total")
+    assert waited > 0
+    for _ in range(8):
+        store.observe_prefill(1000, 0.5)
+    forget_engine_cache(rig)
+    rig.generate("hit", prompt)
+    # Twice 256 tokens, at 2,000 a second.
+    assert counters.get("tierkv_saved_prefill_seconds_total") == pytest.approx(0.256)
+    assert counters.get("tierkv_load_seconds_total") > waited
+    (request,) = found.request("requests", last=1)
+    assert request["load_seconds"] > 0

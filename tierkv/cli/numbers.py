@@ -48,7 +48,7 @@ def age(value: float | None) -> str:
     """`12s`, `3m05s`, `3h12m`, `4d02h`."""
     if value is None:
         return NO_DATA
-    whole = int(value)
+    whole = max(0, int(value))  # clocks of two machines differ
     for small, large, size in (("s", "m", 60), ("m", "h", 3600), ("h", "d", 86400)):
         if small == "s" and whole < 60:
             return f"{whole}s"

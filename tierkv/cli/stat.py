@@ -152,7 +152,8 @@ def _csv(values: list[Any]) -> str:
 
 def _heading(row: dict[str, Any]) -> str:
     tiers = "".join(f" {name[:7]:>7}%" for name in row["tiers"])
-    return f"{'time':8} {'query/s':>8}  {'hit%':>6}{tiers} {'gpu+hit%':>8} {'lost%':>6} load save"
+    first = f"{'time':8} {'query/s':>8}  {'hit%':>6}{tiers} {'gpu+hit%':>8} {'lost%':>6}"
+    return f"{first} {'load':>7} {'save':>7}"
 
 
 def _line(row: dict[str, Any]) -> str:
@@ -167,5 +168,5 @@ def _line(row: dict[str, Any]) -> str:
         f"{clock:8} {numbers.count(row['query_tokens'] / seconds):>8}  "
         f"{numbers.share(row['hit_rate']):>6}{tiers} "
         f"{numbers.share(row['prefill_avoided']):>8} {numbers.share(row['avoidable']):>6} "
-        f"{numbers.speed(load)} {numbers.speed(save)}"
+        f"{numbers.speed(load):>7} {numbers.speed(save):>7}"
     )
