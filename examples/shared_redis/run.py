@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import signal
 import subprocess
 import sys
 import tempfile
@@ -104,6 +105,7 @@ def compare(first: Host, second: Host, redis: Redis) -> bool:
 
 
 def main() -> None:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # which stops what was started
     model = prepare_model(print)
     port = free_port()
     # What the configuration takes from the environment.
