@@ -67,7 +67,7 @@ def simulate(
         typer.Option(
             "--disk",
             metavar="LIST",
-            help="Disk capacities, like none,4TiB. [default: none, and two by the trace]",
+            help="Disk capacities, like none,4TiB. [default: none, and one by the trace]",
             show_default=False,
         ),
     ] = "",

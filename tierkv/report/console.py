@@ -31,7 +31,9 @@ def show(document: Document, console: Console) -> None:
             continue
         console.print()
         console.print(section.title, style="bold", markup=False)
-        for block in shown:
+        for number, block in enumerate(shown):
+            if number and isinstance(block, Table):
+                console.print()
             if isinstance(block, Table):
                 console.print(_table(block))
             elif isinstance(block, Code):

@@ -186,10 +186,13 @@ def _stack(
     colours: Sequence[str],
 ) -> None:
     """Areas over one another, each interval as a step as wide as it is long."""
-    starts = [time - row["seconds"] / _unit(rows)[0] for time, row in zip(_times(rows), rows)]  # noqa: B905
-    edges = [*starts, _times(rows)[-1]]
+    ends = _times(rows)
+    scale, _ = _unit(rows)
+    starts = [end - row["seconds"] / scale for end, row in zip(ends, rows, strict=True)]
+    edges = [*starts, ends[-1]]
     base = [0.0] * len(rows)
-    for name, part, colour in zip(names, values, colours, strict=False):
+    for at, (name, part) in enumerate(zip(names, values, strict=True)):
+        colour = colours[at % len(colours)]
         top = [low + (0 if math.isnan(v) else v) for low, v in zip(base, part, strict=True)]
         if any(top):
             made.axes.stairs(

@@ -17,7 +17,7 @@ _TOKENS = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s?([kMG]?)\s?tokens?")
 _SCALE = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9}
 _DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
-SWEPT = 7
+SWEPT = 6
 """DRAM capacities tried by default, each twice the one before."""
 
 
@@ -88,14 +88,14 @@ class Scale:
     def sweep(self, distinct_chunks: int) -> tuple[list[Capacity], list[Capacity]]:
         """Capacities worth trying for a trace: of DRAM and of disk.
 
-        DRAM doubles from about a hundredth of what would hold everything up to half of it or
-        more; disk holds about an eighth and a quarter: what holds everything has the ceiling.
+        DRAM doubles from about a hundredth of what would hold everything up to about a third; the
+        disk holds about a third: what holds everything has the ceiling.
         """
         size = self.chunk_bytes
         unit = size if size is not None else self.block_tokens
         everything = _power_of_two(max(distinct_chunks, 1) * unit)
-        dram = [everything >> shift for shift in range(SWEPT, 0, -1)]
-        disk = [everything >> 3, everything >> 2]
+        dram = [everything >> shift for shift in range(SWEPT + 1, 1, -1)]
+        disk = [everything >> 2]
         return (
             [self._exact(n, unit) for n in dram if n >= unit] or [self._exact(unit, unit)],
             [self._exact(n, unit) for n in disk if n >= unit],

@@ -65,8 +65,9 @@ class Replay:
         saved = self._save(keys) if len(held) < len(keys) else []
         if disk is not None and self._write == "through":
             self._write_down(disk, saved)
+        release = dram.release
         for slot in held:
-            dram.release(slot)
+            release(slot)
         self._touch(keys)
 
     def _load(self, disk: SlotIndex, keys: Sequence[bytes], held: list[int]) -> list[int]:
@@ -123,8 +124,9 @@ class Replay:
         """Reserve what DRAM lacks, as far as there is room; the keys that got it."""
         lacking = [key for key in keys if self.dram.find(key) is None]
         slots = self.dram.reserve_run(lacking)
+        publish = self.dram.publish
         for slot in slots:
-            self.dram.publish(slot)
+            publish(slot)
         return lacking[: len(slots)]
 
     def _write_down(self, disk: SlotIndex, keys: Sequence[bytes]) -> None:

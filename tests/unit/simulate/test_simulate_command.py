@@ -70,9 +70,9 @@ def test_by_default_capacities_suit_the_trace(
     assert run(["simulate", trace, "--block-tokens", "4", "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
     alone = [p for p in result["points"] if p["disk"] is None and p["policy"] == "lru"]
-    assert len(alone) == 7
+    assert len(alone) == 6
     assert alone[0]["hit_rate"] < 0.5 * result["ceiling"]["hit_rate"]
-    assert any(p["hit_rate"] == result["ceiling"]["hit_rate"] for p in result["points"])
+    assert alone[-1]["hit_rate"] > 0.8 * result["ceiling"]["hit_rate"]
     assert all(p["disk"]["chunks"] > p["dram"]["chunks"] for p in result["points"] if p["disk"])
 
 
