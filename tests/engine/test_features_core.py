@@ -341,7 +341,6 @@ def references(host: Host, prompt: Prompt) -> int:
     return most
 
 
-@feature("sleep and wake")
 def test_sleep_mode_is_not_there_on_this_platform() -> None:
     from vllm.platforms import current_platform
 
