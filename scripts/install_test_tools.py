@@ -80,7 +80,8 @@ def main():
         done = run([*front, "apt-get", "update"]) and run([*front, *command, *packages])
     if not done and len(packages) > 1:
         # One that this system does not have must not keep the others away.
-        done = all([run([*front, *command, package]) for package in packages])
+        results = [run([*front, *command, package]) for package in packages]
+        done = all(results)
     if not done:
         say("could not install all of them: tests that need them will say so")
 
