@@ -7,7 +7,10 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
+
+import yaml
 
 from tierkv.config import LoadedConfig
 from tierkv.doctor.finding import Finding, error, warning
@@ -53,7 +56,17 @@ def understand(words: Sequence[str]) -> Launch:
     if not words:
         return Launch()
     flags = _flags(words)
+    file_findings = []
+    if flags.get("config"):
+        try:
+            # The command line beats the file.
+            flags = _flags_of_file(Path(flags["config"])) | flags
+        except (OSError, ValueError, yaml.YAMLError) as problem:
+            reason = str(problem).splitlines()[0]
+            what = f"cannot be read ({reason}): vLLM does not start"
+            file_findings.append(error("vllm-config", flags["config"], what, "mend the file"))
     transfer, findings = _transfer(flags)
+    findings = [*file_findings, *findings]
     inline = None
     if transfer is not None:
         mine = _ours(transfer)
@@ -106,6 +119,21 @@ def against(launch: Launch, loaded: LoadedConfig) -> Iterator[Finding]:
             "takes it, the others serve without",
             "start each engine by itself with a path of its own, or share a redis tier",
         )
+
+
+def _flags_of_file(file: Path) -> dict[str, str]:
+    """The flags in a file for vLLM's own `--config`.
+
+    Raises:
+        OSError, ValueError, yaml.YAMLError: it is not there, or no mapping of flags.
+    """
+    value = yaml.safe_load(file.read_text(encoding="utf-8"))
+    if not isinstance(value, dict):
+        raise ValueError("no mapping of flags to values")
+    return {
+        str(name).replace("_", "-"): json.dumps(each) if isinstance(each, dict) else str(each)
+        for name, each in value.items()
+    }
 
 
 def _flags(words: Sequence[str]) -> dict[str, str]:

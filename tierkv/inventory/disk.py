@@ -40,7 +40,8 @@ from tierkv.tiers.disk.table import (
 
 _NAME = re.compile(r"([0-9a-f]{32})-v(0|[1-9][0-9]{0,4})")
 _DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_FILE_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+# Not blocking: a pipe that somebody put in a file's place must not hold us.
+_FILE_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _MOST_ABOUT_BYTES = 64 << 10
 _WIPE_BYTES = 1 << 20
 
@@ -282,7 +283,7 @@ class DiskInventory(Inventory):
                 table = parse_page(_content(folder, TABLE, PAGE_BYTES), TABLE_MAGIC)
                 slab = parse_page(_content(folder, SLAB, PAGE_BYTES), SLAB_MAGIC)
         except OSError as error:
-            raise FormatError(f"damaged: {error.strerror}") from None
+            raise FormatError(f"damaged: {error.strerror or error}") from None
         except FormatError as error:
             raise FormatError(f"damaged: {error}") from None
         if slab != table or directory_name(table.namespace, DISK_FORMAT) != namespace:

@@ -134,16 +134,16 @@ class RedisInventory(Inventory):
 
     def _scan(self, namespace: str = "") -> dict[str, list[_Key]]:
         """Namespace to its chunks' keys; one walk over all keys of the server."""
-        found: dict[str, list[_Key]] = {}
+        found: dict[str, dict[bytes, _Key]] = {}  # by name, since SCAN may tell a key twice
         pattern = self._prefix + (namespace.encode() + b":*" if namespace else b"*")
         for name in self._client.scan_iter(match=pattern, count=1000):
             rest = name[len(self._prefix) :]
             chunk, note = _CHUNK.fullmatch(rest), _NOTE.fullmatch(rest)
             if chunk:
-                found.setdefault(chunk[1].decode(), []).append(_Key(name, chunk[2]))
+                found.setdefault(chunk[1].decode(), {})[name] = _Key(name, chunk[2])
             elif note:
-                found.setdefault(note[1].decode(), [])
-        return found
+                found.setdefault(note[1].decode(), {})
+        return {space: list(keys.values()) for space, keys in found.items()}
 
     def _read(self, keys: Sequence[_Key], namespace: str) -> Iterator[StoredChunk]:
         """What the values' first bytes say; keys that have gone meanwhile are left out."""

@@ -609,6 +609,25 @@ def test_each_way_to_attach_is_understood(
     assert findings(case, monkeypatch, capsys)[1]["findings"] == []
 
 
+def test_vllm_s_own_file_of_flags_is_read_too(
+    case: Case, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    flags = case.root / "vllm.yaml"
+    flags.write_text(f"model: M\nblock-size: 16\nkv-transfer-config: '{json.dumps(TRANSFER)}'\n")
+    case.command = ["vllm", "serve", "--config", str(flags)]
+    assert findings(case, monkeypatch, capsys)[1]["findings"] == []
+    flags.write_text("kv_transfer_config:\n  kv_connector: TierKVConnector\n  kv_role: kv_both\n")
+    assert findings(case, monkeypatch, capsys)[1]["findings"] == []
+    flags.write_text("model: M\n")
+    assert [f["check"] for f in findings(case, monkeypatch, capsys)[1]["findings"]] == [
+        "not-attached"
+    ]
+    flags.write_text("- a list\n")
+    code, printed = findings(case, monkeypatch, capsys)
+    assert code == 1
+    assert printed["findings"][0]["check"] == "vllm-config"
+
+
 def test_a_module_path_needs_no_plugin(
     case: Case, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:

@@ -24,6 +24,7 @@ from tests.unit.cli.storage_kit import (
 )
 from tests.unit.tiers import disk_kit
 from tierkv.cli.app import run
+from tierkv.inventory.disk import DiskInventory
 from tierkv.keys import Chunk
 from tierkv.stats.publisher import Publisher
 from tierkv.stats.server import StatsServer
@@ -478,6 +479,32 @@ def test_an_engine_that_has_the_directory_is_asked_to_forget(
     assert capsys.readouterr().out.endswith("purged\n")
     keys = [chunk.key.hex() for chunk in chunks[1:]]
     assert asked == [("purge", {"all": True} if everything else {"keys": keys})]
+
+
+@pytest.mark.parametrize("entry", [bytes(128), b"\7" * 128], ids=["cleared", "of another chunk"])
+def test_what_an_engine_overwrites_just_now_is_not_damaged(tmp_path: Path, entry: bytes) -> None:
+    """The engine clears a slot's entry, writes the slot, and writes the new entry."""
+    chunks = chain(SPACE, 2)
+    path = fill_disk(tmp_path, SPACE, chunks)
+    with DiskInventory(path) as inventory:
+        listed = {chunk.key: chunk for chunk in inventory.chunks(folder(path, SPACE).name)}
+        slot = slot_of(path, SPACE, chunks[0])
+        disk_kit.patch(folder(path, SPACE) / "slab", disk_kit.slot_offset(slot), bytes(RECORD))
+        problem = inventory.check(listed[chunks[0].key])
+        assert problem is not None
+        assert problem.reason == "no record begins here: the magic is missing"
+        disk_kit.patch(folder(path, SPACE) / "table", disk_kit.entry_offset(slot), entry)
+        assert inventory.check(listed[chunks[0].key]) is None
+        assert inventory.check(listed[chunks[1].key]) is None
+
+
+def test_a_slab_that_is_cut_short_is_damaged(tmp_path: Path, capsys: Captured) -> None:
+    chunks = chain(SPACE, 3)
+    path = fill_disk(tmp_path, SPACE, chunks)
+    slot = max(slot_of(path, SPACE, chunk) for chunk in chunks)
+    os.truncate(folder(path, SPACE) / "slab", disk_kit.slot_offset(slot) + RECORD // 2)
+    [problem] = read(capsys, "verify", "--path", str(path), code=3)["problems"]
+    assert problem["what"] == f"entry {slot} of table"
 
 
 # What the tier leaves for people
