@@ -225,6 +225,29 @@ def test_a_server_that_is_not_there_does_not_hide_the_other_tiers(
     assert told[1] == f"disk: nothing is cached in {tmp_path / 'kv'}"
 
 
+def test_what_the_tier_says_of_itself_outlives_its_chunks(server: RedisServer) -> None:
+    fill(server, 1)
+    name = f"tierkv:{NAMESPACE.hex()}:about"
+    assert json.loads(server.value(name)) == ABOUT
+    chunk_ms, about_ms = (
+        int(server.cli("PTTL", each)) for each in (server.name_of(CHUNKS[0]), name)
+    )
+    assert 0 < chunk_ms <= 86_400_000 < about_ms <= 4 * 86_400_000
+
+
+def test_without_a_ttl_it_stays_and_is_said_once(server: RedisServer) -> None:
+    async def session() -> None:
+        tier = await redis_kit.opened(redis_kit.make_config(server.url, ttl=None))
+        await tier.describe(ABOUT)
+        name = f"tierkv:{NAMESPACE.hex()}:about"
+        while server.cli("EXISTS", name) != "1":
+            await tier.probe([CHUNKS[0].key])
+        assert server.cli("PTTL", name) == "-1"
+        await tier.close()
+
+    redis_kit.run(session)
+
+
 # Servers of every kind
 
 
