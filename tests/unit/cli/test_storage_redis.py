@@ -170,8 +170,13 @@ def test_an_engine_that_runs_serves_nothing_of_a_purged_namespace(
 ) -> None:
     async def work(tier: RedisTier) -> None:
         await redis_kit.save_all(tier, CHUNKS[:4])
+        generation = f"tierkv:{NAMESPACE.hex()}:generation"
+        before = server.cli("GET", generation)
         assert run(["purge", "--all", "--yes"]) == 0
         capsys.readouterr()
+        # Other engines follow this; what one of them saves just now gets a name nobody asks for.
+        assert server.cli("GET", generation) != before
+        assert int(server.cli("PTTL", generation)) > 0
         for chunk in CHUNKS[:4]:
             result, _ = await redis_kit.load(tier, chunk)
             assert result.outcome.value == "miss"

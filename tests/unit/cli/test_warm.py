@@ -28,6 +28,7 @@ class Api(ThreadingHTTPServer):
         self.keys: list[str | None] = []
         self.models: Any = {"data": [{"id": "tiny"}, {"id": "other"}]}
         self.most_at_once = 0
+        self.most_threads = 0
         self.gate: threading.Barrier | None = None
         self._lock = threading.Lock()
         self._at_once = 0
@@ -43,6 +44,8 @@ class Api(ThreadingHTTPServer):
         with self._lock:
             self._at_once += 1
             self.most_at_once = max(self.most_at_once, self._at_once)
+            senders = [t for t in threading.enumerate() if t.name.startswith("tierkv-warm")]
+            self.most_threads = max(self.most_threads, len(senders))
         if self.gate is not None:
             self.gate.wait(30)
 
@@ -148,7 +151,7 @@ def test_so_many_are_sent_at_once_and_no_more(api: Api, capsys: Captured) -> Non
     api.gate = threading.Barrier(3)  # breaks unless three are there together
     file = write("\n".join(f"prompt {n}" for n in range(9)))
     assert run(["warm", file, "--concurrency", "3", "--url", api.url]) == 0
-    assert api.most_at_once == 3
+    assert (api.most_at_once, api.most_threads) == (3, 3)
     assert len(api.requests) == 9
     capsys.readouterr()
 
