@@ -39,14 +39,14 @@ os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 
 import numpy as np
 import torch
+from tierkv_vllm.blend.forward import Scratch, choose, recompute
+from tierkv_vllm.blend.model import BlendModel
+from tierkv_vllm.model_watch import model_runner, watch
 from torch import Tensor
 
 from tierkv.blend.plan import QUERY_TOKENS, Mode, mode_of
 from tierkv.config.blend import BlendConfig
 from tierkv.demo.model import prepare_model
-from tierkv_vllm.blend.forward import Scratch, choose, recompute
-from tierkv_vllm.blend.model import BlendModel
-from tierkv_vllm.model_watch import model_runner, watch
 
 DOCUMENT_TOKENS = (300, 600)
 SCORED_TOKENS = 96
@@ -222,9 +222,7 @@ def score(lab: Lab, case: Case, scratch: Scratch, rows: Tensor, into: Score, beg
     into.seconds.append((time.perf_counter() - began) / case.seconds)
     # As the engine would: what follows the prompt is computed over what was blended.
     last = case.context + QUERY_TOKENS - 1
-    hidden, _ = recompute(
-        lab.model, scratch, case.tokens, torch.arange(last, len(case.tokens) - 1)
-    )
+    hidden, _ = recompute(lab.model, scratch, case.tokens, torch.arange(last, len(case.tokens) - 1))
     logp = lab.model.logits(hidden).log_softmax(-1)
     into.kl.append(float((case.logp.exp() * (case.logp - logp)).sum(-1).mean()))
     into.top1.append(float((case.logp.argmax(-1) == logp.argmax(-1)).float().mean()))
@@ -232,12 +230,16 @@ def score(lab: Lab, case: Case, scratch: Scratch, rows: Tensor, into: Score, beg
 
 
 def anchors(case: Case, docs: list[Document], count: int) -> Tensor:
-    return torch.cat(
-        [
-            torch.arange(begin, min(begin + count, begin + len(docs[index].tokens)))
-            for begin, index in zip(case.begins, case.docs, strict=True)
-        ]
-    ) if count else torch.empty(0, dtype=torch.int64)
+    return (
+        torch.cat(
+            [
+                torch.arange(begin, min(begin + count, begin + len(docs[index].tokens)))
+                for begin, index in zip(case.begins, case.docs, strict=True)
+            ]
+        )
+        if count
+        else torch.empty(0, dtype=torch.int64)
+    )
 
 
 Method = Callable[[Case], None]
@@ -308,8 +310,13 @@ def methods(
         rows = anchors(case, docs, balanced.anchor_tokens)
         rest = [i for i in range(case.context) if i not in set(rows.tolist())]
         picked = torch.tensor(rng.sample(rest, round(balanced.ratio * case.context)))
-        add("as balanced, chosen at random", case, draft(case, served),
-            torch.cat([rows, picked]).sort().values, now())
+        add(
+            "as balanced, chosen at random",
+            case,
+            draft(case, served),
+            torch.cat([rows, picked]).sort().values,
+            now(),
+        )
         everything = torch.arange(case.context)
         add("control: all recomputed", case, draft(case, served), everything, now())
         add_same_history(case)
@@ -333,7 +340,9 @@ def methods(
             moved,
         )
         draft_ = assemble(lab, len(case.tokens), [(0, donor)])
-        add("floor: same history, turned", case, draft_, anchors(case, docs, 0), time.perf_counter())
+        add(
+            "floor: same history, turned", case, draft_, anchors(case, docs, 0), time.perf_counter()
+        )
 
     def hidden_rows(scratch: Scratch, tokens: Tensor, positions: Tensor, first: int) -> None:
         recompute(lab.model, scratch, tokens, positions, first=first)
@@ -355,7 +364,9 @@ def ratio(above: Score, below: Score) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("--prompts", type=int, default=24)
     parser.add_argument("--documents", type=int, default=40)
     parser.add_argument("--dtype", default="bfloat16")
@@ -405,7 +416,9 @@ def main() -> None:
             f"kl_{m}_over_cacheblend": rows[m]["kl_over_cacheblend"]["value"]
             for m in ("fast", "balanced", "quality")
         }
-        ratios |= {f"recomputed_share_{m}": rows[m]["share"] for m in ("fast", "balanced", "quality")}
+        ratios |= {
+            f"recomputed_share_{m}": rows[m]["share"] for m in ("fast", "balanced", "quality")
+        }
         args.json.write_text(json.dumps({"methods": rows, "ratios": ratios}, indent=1))
 
 

@@ -7,5 +7,6 @@
     plan           what is taken, what is recomputed, in which mode
     repeats        prompts that come back are worth exact KV
 
-Knows token ids and chunks, no engine and no tensor. Why it works: docs/explanation/any-text-reuse.md.
+Knows token ids and chunks, no engine and no tensor. Why it works, and what it loses:
+docs/explanation/any-text-reuse.md.
 """

@@ -17,12 +17,15 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from tierkv.blend.fingerprints import Fingerprints, Hashes
 from tierkv.keys import Chunk, Scope, TokenIds
+
+_Key = TypeVar("_Key", bytes, int)
 
 MAX_VARIANTS = 4
 """Donors of the same text in other contexts that are kept; the oldest makes room."""
@@ -112,9 +115,7 @@ class DonorIndex:
         self._children.clear()
         self._filter = _Filter()
 
-    def hits(
-        self, tokens: TokenIds, begin: int, scope: Scope
-    ) -> Iterator[tuple[int, list[Donor]]]:
+    def hits(self, tokens: TokenIds, begin: int, scope: Scope) -> Iterator[tuple[int, list[Donor]]]:
         """Windows of the prompt that donors have, text compared, in ascending order.
 
         Yields:
@@ -154,11 +155,11 @@ def _salt(scope: Scope) -> np.uint64:
     return np.uint64(int.from_bytes(scope.content_root[:8], "little"))
 
 
-def _take(table: dict[bytes, list[Donor]] | dict[int, list[Donor]], key: object, donor: Donor) -> None:
-    donors = table[key]  # type: ignore[index]
+def _take(table: dict[_Key, list[Donor]], key: _Key, donor: Donor) -> None:
+    donors = table[key]
     donors.remove(donor)
     if not donors:
-        del table[key]  # type: ignore[arg-type]
+        del table[key]
 
 
 class _Filter:

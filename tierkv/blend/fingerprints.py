@@ -44,8 +44,9 @@ class Fingerprints:
             return np.empty(0, np.uint64)
         self._grow(len(tokens))
         sums = np.zeros(len(tokens) + 1, np.uint64)
-        np.cumsum(_mix(tokens.astype(np.uint64) ^ self._seed) * self._powers[: len(tokens)],
-                  out=sums[1:])
+        np.cumsum(
+            _mix(tokens.astype(np.uint64) ^ self._seed) * self._powers[: len(tokens)], out=sums[1:]
+        )
         return _mix((sums[self.window :] - sums[:count]) * self._inverse[:count])
 
     def _grow(self, length: int) -> None:

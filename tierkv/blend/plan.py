@@ -37,7 +37,7 @@ class Mode:
 
 MODES = {
     "fast": Mode(8, 0.0),
-    "balanced": Mode(12, 0.06),
+    "balanced": Mode(12, 0.05),
     "quality": Mode(16, 0.14),
 }
 
@@ -68,7 +68,7 @@ class BlendPlan:
         end: behind the last token that is blended or computed here.
         runs: what donors cover.
         fixed: int64, ascending: positions that are recomputed in any case.
-        query: of these the ones whose attention chooses.
+        query: of these the ones whose attention chooses; none where nothing is chosen.
         extra: reused tokens that are recomputed by choice.
     """
 
@@ -110,9 +110,10 @@ def make_plan(exact: int, tokens: int, runs: Sequence[Run], mode: Mode) -> Blend
         fixed[run.begin + mode.anchor_tokens : run.end] = False
     # Where the engine goes on, the question lies ahead: what follows the runs stands for it.
     query_end = end if end == tokens else min(end, runs[-1].end + QUERY_TOKENS)
-    query = np.arange(max(exact, query_end - QUERY_TOKENS), query_end)
-    fixed[query] = True
     covered = sum(len(run) for run in runs)
+    wanted = round(mode.ratio * covered)
+    query = np.arange(max(exact, query_end - QUERY_TOKENS) if wanted else query_end, query_end)
+    fixed[query] = True
     free = end - exact - int(fixed.sum())
     return BlendPlan(
         exact=exact,
@@ -120,5 +121,5 @@ def make_plan(exact: int, tokens: int, runs: Sequence[Run], mode: Mode) -> Blend
         runs=tuple(runs),
         fixed=np.flatnonzero(fixed),
         query=query,
-        extra=min(free, round(mode.ratio * covered)),
+        extra=min(free, wanted),
     )

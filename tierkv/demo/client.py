@@ -97,6 +97,14 @@ class Client:
             "stream_options": {"include_usage": True},
             "return_token_ids": True,
         }
+        return self.stream(body)
+
+    def stream(self, body: dict[str, Any]) -> Answer:
+        """The answer to a streaming completion request, `body` as in OpenAI's API with usage.
+
+        Raises:
+            DemoError: as `ask`.
+        """
         try:
             started = time.perf_counter()
             with self._http.stream("POST", "/v1/completions", json=body) as response:
@@ -115,7 +123,12 @@ class Client:
 
     def count_tokens(self, text: str) -> int:
         """Length of `text` in tokens of the served model."""
-        return int(self._json("POST", "/tokenize", {"model": MODEL, "prompt": text})["count"])
+        return len(self.tokens(text))
+
+    def tokens(self, text: str) -> list[int]:
+        """`text` in tokens of the served model."""
+        answer = self._json("POST", "/tokenize", {"model": MODEL, "prompt": text})
+        return [int(token) for token in answer["tokens"]]
 
     def counters(self) -> Counters:
         """The server's counters, once they hold every request that was answered here.

@@ -27,6 +27,10 @@ SEGMENT_ROWS = 128
 """Chosen tokens that attend together. They see what is before the last of them, masked."""
 
 
+WATCH_EVERY = 3
+"""Layers of which one is watched: the choice is as good as from all of them, measured."""
+
+
 class Scratch:
     """A draft of a sequence's KV, outside the engine's pages.
 
@@ -35,10 +39,15 @@ class Scratch:
         tokens: length of the sequence.
     """
 
-    def __init__(self, model: BlendModel, tokens: int) -> None:
-        """Zeros for `tokens` tokens."""
-        shape = (2, len(model.layers) * model.heads, tokens, model.dims)
-        self.keys, self.values = torch.zeros(shape, dtype=model.dtype, device=model.device)
+    def __init__(self, model: BlendModel, tokens: int, memory: Tensor | None = None) -> None:
+        """A draft of `tokens` tokens.
+
+        Args:
+            memory: from `ScratchMemory`; holds anything. Without it there are zeros.
+        """
+        if memory is None:
+            memory = _allocate(model, tokens).zero_()
+        self.keys, self.values = memory[:, :, :tokens]
         self.tokens = tokens
         self._heads = model.heads
 
@@ -46,6 +55,34 @@ class Scratch:
         """Keys and values of one layer, [heads, tokens, dims]; views."""
         rows = slice(index * self._heads, (index + 1) * self._heads)
         return self.keys[rows], self.values[rows]
+
+
+class ScratchMemory:
+    """Memory of drafts, used again: the first touch of new memory costs as much as filling it.
+
+    One block is kept, as large as the longest prompt was. Whoever finds it taken gets another.
+    """
+
+    def __init__(self, model: BlendModel) -> None:
+        self._model = model
+        self._kept: Tensor | None = None
+
+    def take(self, tokens: int) -> Tensor:
+        """[2, layers x heads, at least `tokens`, dims]; holds anything."""
+        kept, self._kept = self._kept, None
+        if kept is not None and kept.shape[2] >= tokens:
+            return kept
+        return _allocate(self._model, tokens)
+
+    def give(self, memory: Tensor) -> None:
+        """Take it back."""
+        if self._kept is None or self._kept.shape[2] < memory.shape[2]:
+            self._kept = memory
+
+
+def _allocate(model: BlendModel, tokens: int) -> Tensor:
+    shape = (2, len(model.layers) * model.heads, tokens, model.dims)
+    return torch.empty(shape, dtype=model.dtype, device=model.device)
 
 
 class Attention:
@@ -56,8 +93,8 @@ class Attention:
         positions: int64 [n] of the chosen tokens, ascending.
         group: query heads of one KV head.
         scale: of the scores.
-        watch: also add up, over layers and heads, how much the chosen tokens attend to each token:
-            `mass`, float32 [tokens].
+        watch: also add up, over heads and every `WATCH_EVERY`th layer, how much the chosen tokens
+            attend to each token: `mass`, float32 [tokens].
         first: position of the first token that exists; nobody sees what is before it.
         after_layer: called when a layer's keys and values are in the scratch.
     """
@@ -98,7 +135,7 @@ class Attention:
             grouped = query[begin:end].unflatten(1, (heads, -1)).permute(1, 2, 0, 3)
             flat = grouped.reshape(heads, -1, query.shape[2])
             seen, mask = segment.seen, segment.mask
-            if self.mass is not None:
+            if self.mass is not None and layer % WATCH_EVERY == WATCH_EVERY - 1:
                 self.mass[:seen] += self._watched(flat, keys[:, :seen], mask)
             mixed = scaled_dot_product_attention(
                 flat[None], keys[None, :, :seen], values[None, :, :seen], mask, scale=self._scale
@@ -121,9 +158,7 @@ class _Segment:
     mask: Tensor
 
     @classmethod
-    def of(
-        cls, positions: Tensor, first: int, group: int, dtype: torch.dtype
-    ) -> _Segment:
+    def of(cls, positions: Tensor, first: int, group: int, dtype: torch.dtype) -> _Segment:
         seen = int(positions[-1]) + 1
         keys = torch.arange(seen, device=positions.device)
         hidden = (keys > positions[:, None]) | (keys < first)

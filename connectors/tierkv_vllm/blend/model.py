@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """(layer, query [n, query heads, dims], key [n, heads, dims], value) to [n, query heads, dims]."""
 
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Layer:
     """One attention layer.
@@ -91,9 +92,7 @@ class BlendModel:
         with (
             torch.inference_mode(),
             self._attention(attend),
-            set_forward_context(
-                None, self.vllm_config, num_tokens=len(tokens), skip_compiled=True
-            ),
+            set_forward_context(None, self.vllm_config, num_tokens=len(tokens), skip_compiled=True),
         ):
             hidden = self.model(
                 input_ids=tokens.to(torch.int32),
@@ -177,9 +176,8 @@ def _layer(name: str, module: Any, cache: Tensor, modules: Mapping[str, nn.Modul
         "a quantised KV cache": cache.dtype.itemsize < 2,
         "shared KV layers": getattr(module, "kv_sharing_target_layer_name", None) is not None,
         "a latent KV cache": cache.dim() != 4 or not hasattr(impl, "do_kv_cache_update"),
-        "values of another size": module.head_size != getattr(
-            module, "head_size_v", module.head_size
-        ),
+        "values of another size": module.head_size
+        != getattr(module, "head_size_v", module.head_size),
     }
     for what, present in refused.items():
         if present:

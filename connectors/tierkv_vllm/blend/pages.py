@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from tierkv.errors import UnsupportedError
 
 Split = Callable[[Tensor, int, int], tuple[Tensor, Tensor]]
-"""(pages [blocks, heads, 2 x tokens x dims], tokens, dims) to views of K and V, each
-[heads, blocks, tokens..., dims...] in some order that flattens to [heads, blocks x tokens, dims]."""
+"""(pages [blocks, heads, 2 x tokens x dims], tokens, dims) to views of keys and values whose axes,
+the first left alone, flatten to [heads, blocks x tokens, dims]."""
 
 
 def _interleaved(pages: Tensor, tokens: int, dims: int) -> tuple[Tensor, Tensor]:

@@ -36,8 +36,6 @@ from tierkv_vllm.blend.taint import Taint
 from tierkv_vllm.messages import CopyOps
 
 if TYPE_CHECKING:
-    from vllm.v1.request import Request
-
     from tierkv_vllm.tracking import TrackedRequest
 
 logger = init_logger(__name__)
@@ -158,7 +156,7 @@ class Planner:
 
     # Before admission
 
-    def offer(self, tracked: TrackedRequest, exact: int) -> BlendClaim | None | bool:
+    def offer(self, tracked: TrackedRequest, exact: int) -> BlendClaim | bool | None:
         """Whether the prompt can be blended behind its first `exact` tokens. Idempotent.
 
         Returns:
@@ -287,9 +285,7 @@ class Planner:
         idle = idle and not self._jobs
         if not (self._prepare or self._go or self._cancel or (idle and self._shadows_left)):
             return None
-        orders = BlendOrders(
-            tuple(self._prepare), tuple(self._go), tuple(self._cancel), idle
-        )
+        orders = BlendOrders(tuple(self._prepare), tuple(self._go), tuple(self._cancel), idle)
         self._prepare, self._go, self._cancel = [], [], []
         return orders
 

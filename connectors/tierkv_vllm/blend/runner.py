@@ -22,7 +22,7 @@ from vllm.logger import init_logger
 
 from tierkv.errors import UnsupportedError
 from tierkv.pages.pool import PoolRegion
-from tierkv_vllm.blend.forward import Scratch, choose, recompute
+from tierkv_vllm.blend.forward import Scratch, ScratchMemory, choose, recompute
 from tierkv_vllm.blend.messages import BlendJob, BlendNews, BlendOrders, Ended
 from tierkv_vllm.blend.model import BlendModel
 
@@ -36,6 +36,7 @@ MAX_SHADOWS = 4
 class _Draft:
     job: BlendJob
     scratch: Scratch
+    memory: Tensor
     seconds: float = 0.0
 
 
@@ -62,6 +63,7 @@ class Runner:
     def __init__(self, model: BlendModel, region: PoolRegion, max_tokens: int) -> None:
         self._model = model
         self._max_tokens = max_tokens
+        self._memory = ScratchMemory(model)
         self._drafts: dict[int, _Draft] = {}
         self._failed: dict[int, str] = {}
         self._active: deque[tuple[_Draft, Iterator[int]]] = deque()
@@ -93,8 +95,11 @@ class Runner:
                 draft = self._drafts.pop(job_id)
                 self._active.append((draft, self._blend(draft)))
             for job_id in orders.cancel:
-                failed = self._failed.pop(job_id, None)
-                request_id = failed or self._drafts.pop(job_id).job.request_id
+                request_id = self._failed.pop(job_id, None)
+                if request_id is None:
+                    draft = self._drafts.pop(job_id)
+                    self._memory.give(draft.memory)
+                    request_id = draft.job.request_id
                 ended.finished.add(request_id)
                 ended.failed.add(request_id)
         left = self._max_tokens
@@ -106,6 +111,7 @@ class Runner:
             if done is None:
                 self._active.popleft()
                 self._seconds[draft.job.job_id] = draft.seconds
+                self._memory.give(draft.memory)
                 ended.finished.add(draft.job.request_id)
             else:
                 left -= done
@@ -129,9 +135,7 @@ class Runner:
         """What happened since the last call; None if nothing did."""
         if not (self._drafted or self._seconds or self._compared):
             return None
-        news = BlendNews(
-            self._drafted, self._seconds, tuple(self._compared), self._shadows_left
-        )
+        news = BlendNews(self._drafted, self._seconds, tuple(self._compared), self._shadows_left)
         self._drafted, self._seconds, self._compared = {}, {}, []
         return news
 
@@ -145,28 +149,33 @@ class Runner:
         began = time.perf_counter()
         try:
             with torch.inference_mode():
-                scratch = self._draft(job)
+                memory = self._memory.take(len(job.tokens))
+                scratch = self._draft(job, memory)
         except Exception as error:
             # Memory, most likely. The other ranks must hear of it before anyone runs the model.
             logger.warning("TierKV: a prompt is computed instead of blended: %s", error)
             self._failed[job.job_id] = job.request_id
         else:
-            self._drafts[job.job_id] = _Draft(job, scratch, time.perf_counter() - began)
+            self._drafts[job.job_id] = _Draft(job, scratch, memory, time.perf_counter() - began)
         self._tell_drafted(job.job_id)
 
     def _tell_drafted(self, job_id: int) -> None:
-        """Once the draft is made, or could not be, and its exact tokens are there, or never will."""
+        """Once the draft is made or could not be, and its exact tokens are there or never will."""
         drafted = job_id in self._drafts
         arrived = self._loading.get(job_id, True)
         if arrived is not None and (drafted or job_id in self._failed):
             self._loading.pop(job_id, None)
             self._drafted[job_id] = (1, drafted and arrived)
 
-    def _draft(self, job: BlendJob) -> Scratch:
+    def _draft(self, job: BlendJob, memory: Tensor) -> Scratch:
         model, size = self._model, self._chunk_tokens
-        scratch = Scratch(model, len(job.tokens))
+        scratch = Scratch(model, len(job.tokens), memory)
         reader = model.layers[0].reader
         spare = None
+        # What no donor has is computed, but the question may look at it before.
+        for begin, end in _holes(job):
+            scratch.keys[:, begin:end] = 0
+            scratch.values[:, begin:end] = 0
         for slot, offset, count, begin, _ in job.pieces.tolist():
             pages = self._pool[slot].to(model.device)
             target = slice(begin, begin + count)
@@ -249,6 +258,17 @@ class Runner:
         blended = shadow.blended.log_softmax(-1)
         divergence = float((full.exp() * (full - blended)).sum())
         self._compared.append((max(0.0, divergence), bool(full.argmax() == blended.argmax())))
+
+
+def _holes(job: BlendJob) -> Iterator[tuple[int, int]]:
+    """(begin, end) of what lies between the pieces, before the first and behind the last."""
+    at = job.exact
+    for _, _, count, begin, _ in job.pieces.tolist():
+        if begin > at:
+            yield at, begin
+        at = begin + count
+    if at < len(job.tokens):
+        yield at, len(job.tokens)
 
 
 def _runs(job: BlendJob) -> Iterator[tuple[int, int, int]]:

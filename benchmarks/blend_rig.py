@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Servers and requests that the benchmarks of any-text reuse share."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from tierkv.demo.client import MODEL, Answer, Client
+from tierkv.demo.plan import tierkv_arguments
+from tierkv.demo.ports import free_port
+from tierkv.demo.server import Server
+
+CONFIG = """\
+version: 1
+blend: {mode: %s}
+tiers:
+  - {type: dram, capacity: 3GiB}
+"""
+
+
+def serve(stack: ExitStack, name: str, model: Path, folder: Path, *, mode: str | None) -> Client:
+    """A running `vllm serve`.
+
+    Args:
+        mode: of `blend`; None is vLLM without TierKV.
+    """
+    arguments = [
+        str(model), "--served-model-name", MODEL, "--enforce-eager", "--block-size", "128",
+        "--max-model-len", "8192", "--max-num-batched-tokens", "8192", "--max-num-seqs", "4",
+        "--kv-cache-memory-bytes", str(1 << 30), "--num-gpu-blocks-override", "140",
+        "--enable-prompt-tokens-details",
+    ]  # fmt: skip
+    if mode is not None:
+        config = folder / f"{name}.yaml"
+        config.write_text(CONFIG % mode)
+        arguments += tierkv_arguments(config)
+    server = Server(name, arguments, port=free_port(), folder=folder, log=folder / f"{name}.log")
+    stack.enter_context(server)
+    server.start()
+    server.wait_ready()
+    client = Client(server)
+    stack.callback(client.close)
+    return client
+
+
+def ask(
+    client: Client, tokens: list[int], options: dict[str, Any] | None = None, answer: int = 4
+) -> Answer:
+    """Greedy continuation by `answer` tokens; `options` are TierKV's, of this request."""
+    body = {
+        "model": MODEL, "prompt": tokens, "max_tokens": answer, "ignore_eos": True,
+        "temperature": 0, "stream": True, "stream_options": {"include_usage": True},
+        "return_token_ids": True, "kv_transfer_params": {"tierkv": options or {}},
+    }  # fmt: skip
+    return client.stream(body)
