@@ -190,7 +190,7 @@ class LowerTier:
             self._answered(read)
             self._moved(read, "load", result.nbytes)
             self._negative.forgive(read.chunk.key)
-            self._dram.ghosts.had(read.chunk.key, self._place)
+            self._note(read.chunk.key)
             self._cost.observe_load(self.name, read.started, read.ended)
             if self._dram.filled(read):
                 self._count_reads[read.reason](1)
@@ -217,7 +217,7 @@ class LowerTier:
             self._answered(job)
             self._moved(job, "save", result.nbytes)
             self._negative.forgive(job.chunk.key)
-            self._dram.ghosts.had(job.chunk.key, self._place)
+            self._note(job.chunk.key)
             self._counters.add(
                 "tierkv_moves_total", source=self._dram.name, target=self.name, reason=job.reason
             )
@@ -231,6 +231,11 @@ class LowerTier:
             self._failed(job, "save", result.error or ErrorKind.WORKER)
         reason = "refused" if result.outcome is Outcome.REFUSED else "failed"
         self._counters.add("tierkv_saves_dropped_total", tier=self.name, reason=reason)
+
+    def _note(self, key: bytes) -> None:
+        """The tier has the key; if it goes missing later, that is known. Not if it is to go."""
+        if not self._forgetting.covers(key):
+            self._dram.ghosts.had(key, self._place)
 
     # -- forgetting ------------------------------------------------------------------------------
 

@@ -131,3 +131,17 @@ def test_a_pinned_chunk_that_is_purged_or_reset_leaves_its_slot(make_rig: MakeRi
     assert rig.store.held(None) == {"dram": 0, "disk": 0}
     rig.nothing_is_left()
     assert rig.store.pin(keys) == 0
+
+
+def test_a_write_that_ends_after_a_purge_does_not_make_its_chunk_an_evicted_one(
+    make_rig: MakeRig,
+) -> None:
+    rig, chunks = make_rig(), chain(2)
+    rig.disk.script.hold = True
+    rig.saved(chunks)
+    rig.pump()  # a write is under way
+    rig.store.forget([chunk.key for chunk in chunks])
+    rig.end_calls()
+    rig.disk.script.hold = False
+    rig.pump()
+    assert reasons(rig, chunks) == [("invalid", "none")] * 2
