@@ -64,8 +64,8 @@ def parse(params: Mapping[str, Any] | None) -> tuple[RequestOptions, list[str]]:
             if value in BLEND_MODES:
                 accepted[name] = value
             else:
-                choice = ", ".join(BLEND_MODES)
-                problems.append(f"{where}: expected one of {choice}, not {str(value)[:40]!r}; ignored")
+                expected = ", ".join(BLEND_MODES)
+                problems.append(f"{where}: {str(value)[:40]!r} is not one of {expected}; ignored")
         elif not isinstance(value, bool):
             problems.append(f"{where}: expected true or false, not {str(value)[:40]!r}; ignored")
         else:

@@ -15,10 +15,9 @@ from tierkv_vllm.options import RequestOptions
 if TYPE_CHECKING:
     from vllm.v1.request import Request
 
+    from tierkv.store import LoadTicket, Store
     from tierkv_vllm.blend.planner import BlendClaim
     from tierkv_vllm.blend.taint import Taint
-
-    from tierkv.store import LoadTicket, Store
 
 
 class Declined(StrEnum):

@@ -33,9 +33,10 @@ from tierkv_vllm.replicas import Replicas, replicas_of
 from tierkv_vllm.settings import make_region, slot_layout
 
 if TYPE_CHECKING:
-    from tierkv_vllm.blend.runner import Runner
     from vllm.config import VllmConfig
     from vllm.v1.kv_cache_interface import KVCacheConfig
+
+    from tierkv_vllm.blend.runner import Runner
 
 logger = init_logger(__name__)
 
@@ -104,7 +105,7 @@ class WorkerSide:
         )
 
     def _open_blending(self, kv_caches: dict[str, torch.Tensor]) -> tuple[str, ...]:
-        """Prepare for the reuse of any text, if it is wanted; returns why not, if it is not to be."""
+        """Prepare for the reuse of any text, if it is wanted; returns why it cannot be, if so."""
         config = self._loaded.config.blend
         if config.mode == "off" or self._region is None:
             return ()
@@ -159,9 +160,8 @@ class WorkerSide:
         self._blend_ended = Ended()
         for done in self._mover.poll() if self._mover is not None else ():
             request_id = self._loads.pop(done.job_id, None)
-            if request_id is None and self._runner is not None:
-                if self._runner.loaded(done.job_id, done.ok):
-                    continue
+            if self._runner is not None and self._runner.loaded(done.job_id, done.ok):
+                continue
             if request_id is None:
                 self._report.saves[done.job_id] = (1, done.ok)
                 continue

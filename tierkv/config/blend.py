@@ -10,6 +10,7 @@ from pydantic import BeforeValidator, Field
 from tierkv.config.base import Count, Model
 from tierkv.config.units import Size
 
+
 def _off(value: Any) -> Any:
     # YAML reads the word off as a truth value.
     return "off" if value is False else value

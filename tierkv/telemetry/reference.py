@@ -40,7 +40,7 @@ Each query token lands in exactly one outcome:
 | `unavailable` | a tier is down, its breaker is open |
 | `skipped` | loading would have taken longer than recomputing |
 | `failed` | promised, not delivered, recomputed |
-| `recomputed` | inside what TierKV delivered, but computed by it: the tokens of no donor and the repairs of any-text reuse |
+| `recomputed` | delivered, but computed by TierKV: repairs and gaps of any-text reuse |
 | `tail` | after the last whole chunk; the last token is always computed |
 | `declined` | TierKV does not serve the request, see `tierkv_declined_requests_total` |
 

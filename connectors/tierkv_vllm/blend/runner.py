@@ -106,7 +106,13 @@ class Runner:
         while self._active and left > 0:
             draft, work = self._active[0]
             began = time.perf_counter()
-            done = next(work, None)
+            try:
+                done = next(work, None)
+            except Exception:
+                # Nothing was written to the engine's blocks yet: the request is computed instead.
+                logger.exception("TierKV: a blend failed")
+                ended.failed.add(draft.job.request_id)
+                done = None
             draft.seconds += time.perf_counter() - began
             if done is None:
                 self._active.popleft()
