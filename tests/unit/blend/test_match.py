@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs of a prompt that donors cover: to the token, and only what a tier has."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.unit.blend.library import CHUNK, NAMESPACE, SCOPE, Library, ids, words
+from tierkv.blend.donors import MAX_VARIANTS
+from tierkv.blend.match import MIN_GROWTH, Run, find_runs
+
+
+def runs_of(
+    library: Library, prompt: list[int], begin: int = 0, absent: frozenset[bytes] = frozenset()
+) -> list[Run]:
+    found = find_runs(library.index, ids(prompt), begin, SCOPE, lambda key: key not in absent)
+    library.check(prompt, found, begin)
+    return found
+
+
+def spans(runs: list[Run]) -> list[tuple[int, int]]:
+    return [(run.begin, run.end) for run in runs]
+
+
+@pytest.mark.parametrize("length", [100, 300, 1000])
+@pytest.mark.parametrize("seed", range(12))
+def test_a_document_is_found_to_the_token_at_any_offset(length: int, seed: int) -> None:
+    """Wherever it stood in the donor and wherever it stands now, but for its crumbs.
+
+    A chunk's worth must be found whole to begin with: a document of fewer than two chunks less one
+    token may hold none. What is left of it in a neighbouring chunk is loaded from 8 tokens on.
+    """
+    rng = Random(seed)
+    library = Library()
+    document = words(100 + seed, length)
+    place, offset = rng.randrange(4096), rng.randrange(4096)
+    library.serve(words(1, place) + document + words(2, CHUNK))
+    runs = runs_of(library, words(3, offset) + document + words(4, 100))
+    head = min(length, -place % CHUNK)
+    whole, tail = divmod(length - head, CHUNK)
+    if whole == 0:
+        assert runs == []
+        return
+    (run,) = runs
+    assert run.begin == offset + (0 if head >= MIN_GROWTH else head)
+    assert run.end == offset + length - (0 if tail >= MIN_GROWTH else tail)
+    assert run.shift == offset - place
+
+
+def test_growth_ends_at_the_first_other_token_on_both_sides() -> None:
+    library = Library()
+    document = words(1, 6 * CHUNK)
+    library.serve(document)
+    for left in (8, 20, 63):
+        for right in (8, 20, 63):
+            piece = document[2 * CHUNK - left : 4 * CHUNK + right]
+            prompt = words(2, 11) + piece + words(3, 50)
+            assert spans(runs_of(library, prompt)) == [(11, 11 + len(piece))]
+
+
+def test_crumbs_of_a_neighbouring_chunk_are_not_loaded() -> None:
+    library = Library()
+    document = words(1, 6 * CHUNK)
+    library.serve(document)
+    crumb = MIN_GROWTH - 1
+    piece = document[2 * CHUNK - crumb : 4 * CHUNK + crumb]
+    (run,) = runs_of(library, words(2, 11) + piece + words(3, 50))
+    assert (run.begin, run.end) == (11 + crumb, 11 + crumb + 2 * CHUNK)
+    assert len(run.donors) == 2
+
+
+def test_an_edit_in_the_middle_costs_itself_and_no_more_than_its_chunk() -> None:
+    library = Library()
+    document = words(1, 10 * CHUNK)
+    library.serve(document)
+    replaced = list(document)
+    replaced[300] += 1
+    assert spans(runs_of(library, words(2, 5) + replaced)) == [(5, 305), (306, 645)]
+    inserted = document[:300] + words(3, 7) + document[300:]
+    # Behind the edit 20 tokens are left of its chunk: found by growing to the left.
+    assert spans(runs_of(library, words(2, 5) + inserted)) == [(5, 305), (312, 652)]
+    deleted = document[:300] + document[310:]
+    assert spans(runs_of(library, words(2, 5) + deleted)) == [(5, 305), (305, 635)]
+
+
+def test_a_document_that_stands_twice_is_reused_twice() -> None:
+    library = Library()
+    document = words(1, 4 * CHUNK)
+    library.serve(words(2, 30) + document + words(3, 100))
+    prompt = words(4, 50) + document + words(5, 33) + document + words(6, 20)
+    assert [run.end - run.begin for run in runs_of(library, prompt)] == [256, 256]
+
+
+def test_one_token_all_through_is_covered_again_and_again_by_the_same_few_chunks() -> None:
+    library = Library()
+    library.serve([7] * 1000)
+    assert len(library.index) == MAX_VARIANTS
+    at_a_time = MAX_VARIANTS * CHUNK
+    runs = runs_of(library, words(1, 10) + [7] * 1000 + words(2, 10))
+    assert spans(runs)[:3] == [(10 + i * at_a_time, 10 + (i + 1) * at_a_time) for i in range(3)]
+    assert runs[-1].end > 10 + 1000 - CHUNK
+
+
+def test_of_several_donors_the_one_that_reaches_furthest_is_taken() -> None:
+    library = Library()
+    document = words(1, 6 * CHUNK)
+    library.serve(words(2, 64) + document[: 2 * CHUNK] + words(3, 64))
+    library.serve(words(4, 128) + document)
+    library.serve(words(5, 192) + document[: 3 * CHUNK])
+    (run,) = runs_of(library, words(6, 21) + document)
+    assert (run.begin, run.end, run.shift) == (21, 21 + 6 * CHUNK, 21 - 128)
+
+
+def test_of_equal_donors_the_one_with_more_text_before_it_is_taken() -> None:
+    library = Library()
+    document = words(1, 2 * CHUNK)
+    for before in (128, 512, 64):
+        library.serve(words(before, before) + document)
+    (run,) = runs_of(library, words(6, 21) + document + words(7, 9))
+    assert run.shift == 21 - 512
+
+
+def test_a_run_goes_on_in_whichever_continuation_agrees_longest() -> None:
+    library = Library()
+    beginning = words(1, 2 * CHUNK)
+    for seed in (2, 3, 4):
+        library.serve(beginning + words(seed, 2 * CHUNK))
+    prompt = beginning + words(3, 2 * CHUNK)[:100] + words(9, 50)
+    assert spans(runs_of(library, words(8, 3) + prompt)) == [(3, 3 + 228)]
+
+
+def test_absent_donors_are_neither_served_nor_kept() -> None:
+    library = Library()
+    document = words(1, 5 * CHUNK)
+    chain = library.serve(document)
+    gone = frozenset([chain.chunks[2].key])
+    runs = runs_of(library, words(2, 3) + document, absent=gone)
+    assert spans(runs) == [(3, 3 + 128), (3 + 192, 3 + 320)]
+    assert len(library.index) == 4
+    everything = frozenset(chunk.key for chunk in chain.chunks)
+    assert runs_of(library, words(2, 3) + document, absent=everything) == []
+    assert len(library.index) == 0
+
+
+def test_an_absent_neighbour_ends_the_growth_and_another_donor_is_tried() -> None:
+    library = Library()
+    document = words(1, 4 * CHUNK)
+    gone = library.serve(words(2, 128) + document)
+    library.serve(words(3, 64) + document[: 2 * CHUNK])
+    absent = frozenset(chunk.key for chunk in gone.chunks)
+    (run,) = runs_of(library, words(4, 9) + document, absent=absent)
+    assert (run.begin, run.end, run.shift) == (9, 9 + 128, 9 - 64)
+
+
+def test_nothing_before_the_exact_part_is_touched() -> None:
+    library = Library()
+    document = words(1, 6 * CHUNK)
+    library.serve(words(2, 10) + document)
+    prompt = document + words(3, 40)
+    runs = runs_of(library, prompt, begin=2 * CHUNK)
+    assert runs[0].begin >= 2 * CHUNK
+    # To the token: from the edge on, though the edge lies inside of a donor.
+    assert spans(runs) == [(2 * CHUNK, 374)]
+
+
+def test_another_tenant_finds_nothing() -> None:
+    library = Library()
+    document = words(1, 4 * CHUNK)
+    library.serve(document, NAMESPACE.scope(salt="theirs"))
+    assert runs_of(library, document) == []
+
+
+def test_what_was_found_is_kept_longer_than_what_was_not() -> None:
+    library = Library(max_chunks=4)
+    wanted = words(1, CHUNK)
+    library.serve(wanted)
+    for seed in (2, 3, 4):
+        library.serve(words(seed, CHUNK))
+    assert len(runs_of(library, words(9, 5) + wanted)) == 1
+    library.serve(words(5, CHUNK))
+    assert len(runs_of(library, words(9, 5) + wanted)) == 1
+
+
+@st.composite
+def libraries(draw: st.DrawFn) -> tuple[list[list[int]], list[int], int, int]:
+    """Sequences and a prompt made of the same few pieces, of a tiny vocabulary; chunks of 4."""
+    token = st.integers(0, 3)
+    pieces = draw(st.lists(st.lists(token, min_size=1, max_size=14), min_size=1, max_size=4))
+    order = st.lists(st.integers(0, len(pieces) - 1), min_size=1, max_size=5)
+
+    def text() -> list[int]:
+        return [t for i in draw(order) for t in pieces[i]]
+
+    served = [text() for _ in range(draw(st.integers(1, 4)))]
+    prompt = text()
+    begin = draw(st.integers(0, len(prompt)))
+    return served, prompt, begin, draw(st.integers(0, 2**16))
+
+
+@settings(max_examples=200, deadline=None)
+@given(libraries())
+def test_every_run_is_what_its_donors_hold(
+    case: tuple[list[list[int]], list[int], int, int],
+) -> None:
+    served, prompt, begin, seed = case
+    library = Library(chunk=4)
+    for tokens in served:
+        library.serve(tokens)
+    rng = Random(seed)
+    absent = frozenset(key for key in library.sequences if rng.random() < 0.2)
+    runs = runs_of(library, prompt, begin, absent)
+    assert not any(donor.chunk.key in absent for run in runs for donor in run.donors)
+    # Nothing that a present donor holds whole is left out between the runs.
+    covered = {place for run in runs for place in range(run.begin, run.end)}
+    texts = {
+        tuple(tokens[start : start + 4])
+        for key, (tokens, start) in library.sequences.items()
+        if library.index._by_key.get(key) is not None
+    }
+    for at in range(begin, len(prompt) - 3):
+        if tuple(prompt[at : at + 4]) in texts:
+            assert covered & set(range(at, at + 4)), at
