@@ -148,6 +148,7 @@ def engine_cost(model: Path, rounds: int) -> dict[str, Any]:
                             with_reader.append(work(turn))
                     else:
                         without.append(work(turn))
+                print(f"{turn}: {without[-1]:.2f} s, read {with_reader[-1]:.2f} s", flush=True)
             source.close()
     ratios = [a / b - 1 for a, b in zip(with_reader, without, strict=True)]
     return {
