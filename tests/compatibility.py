@@ -42,7 +42,7 @@ TAIL = """
 | EAGLE, MTP and other model drafters | stand aside: their KV depends on hidden states |
 | NVIDIA GPUs: runner V2, CUDA graphs | copies and their order are tested, whole engines are not |
 | pipeline parallelism | not run; context parallelism stands aside |
-| data parallelism of 2 | not run: each engine needs a disk directory of its own |
+| data parallelism of 2 | not proved: with it, `vllm serve` ended at its start on the CPU |
 | vLLM {others} | signatures and names only |
 
 With MultiConnector, set `"kv_load_failure_policy": "recompute"` in the outer configuration: TierKV
