@@ -363,6 +363,40 @@ def ratio(above: Score, below: Score) -> dict[str, float]:
     }
 
 
+def plot(rows: dict[str, dict[str, Any]], file: Path) -> None:
+    """KL against recomputed share: ours as a line, the others as marks."""
+    import matplotlib as mpl
+
+    mpl.use("svg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(7, 4))
+    ours = [rows[name] for name in ("served, nothing recomputed", "fast", "balanced", "quality")]
+    axes.plot([r["share"] * 100 for r in ours], [r["kl_mean"] for r in ours], "o-", label="TierKV")
+    for name, r in zip(("none", "fast", "balanced", "quality"), ours, strict=True):
+        axes.annotate(name, (r["share"] * 100, r["kl_mean"]), (6, 6), textcoords="offset points")
+    others = {
+        "CacheBlend 15 % (alone)": "s",
+        "CacheBlend 15 % (served)": "D",
+        "EPIC 16 (alone)": "^",
+        "EPIC 32 (alone)": "v",
+        "as balanced, chosen at random": "x",
+    }
+    for name, mark in others.items():
+        axes.plot(rows[name]["share"] * 100, rows[name]["kl_mean"], mark, label=name)
+    floor = rows["floor: same history, turned"]["kl_mean"]
+    axes.axhline(floor, color="grey", linestyle=":", label="bfloat16 rounding alone")
+    axes.set(
+        xlabel="tokens recomputed, % of the documents'",
+        ylabel="KL divergence from the full computation, nats",
+        yscale="log",
+    )
+    axes.legend(fontsize=8)
+    axes.grid(alpha=0.3)
+    figure.tight_layout()
+    figure.savefig(file, metadata={"Date": None})
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
@@ -372,6 +406,7 @@ def main() -> None:
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--model", type=Path)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--plot", type=Path, help="SVG of KL against recomputed share")
     parser.add_argument("--mode", action="append", default=[], help="NAME=ANCHORS,RATIO: one more")
     args = parser.parse_args()
     lab = Lab(args.model or prepare_model(lambda text: print(text, file=sys.stderr)), args.dtype)
@@ -411,6 +446,8 @@ def main() -> None:
             f" {row['top1']:6.1%} {row['seconds_over_full']:5.2f}"
             f"  {r['value']:.2f} ({r['low']:.2f} to {r['high']:.2f})"
         )
+    if args.plot:
+        plot(rows, args.plot)
     if args.json:
         ratios = {
             f"kl_{m}_over_cacheblend": rows[m]["kl_over_cacheblend"]["value"]

@@ -82,11 +82,12 @@ def main() -> None:
             picked = rng.sample(range(len(docs)), args.documents)
             return [t for index in picked for t in docs[index]] + question
 
-        say("serving each document once, behind others")
-        order = rng.sample(range(len(docs)), len(docs))
-        for begin in range(0, len(order), 4):
-            ids = [t for index in order[begin : begin + 4] for t in docs[index]]
-            ask(blending, ids + question)
+        say("serving each document twice, among others")
+        for _ in range(2):
+            order = rng.sample(range(len(docs)), len(docs))
+            for begin in range(0, len(order), 4):
+                ids = [t for index in order[begin : begin + 4] for t in docs[index]]
+                ask(blending, ids + question)
         for mode in modes:
             ask(blending, prompt(), {"blend": mode})
         result: dict[str, Any] = {"ratios": {}, "modes": {}}

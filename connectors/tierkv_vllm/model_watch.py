@@ -44,7 +44,7 @@ class _Finder:
     ) -> importlib.machinery.ModuleSpec | None:
         if name != WORKER_MODULE:
             return None
-        sys.meta_path.remove(self)  # type: ignore[arg-type]
+        sys.meta_path.remove(self)
         spec = importlib.machinery.PathFinder.find_spec(name, path, target)
         loader: Any = spec.loader if spec is not None else None
         if loader is not None:

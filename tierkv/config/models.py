@@ -105,11 +105,11 @@ class TierKVConfig(Model):
         "all", description="What is saved: the KV of prompts, or of generated tokens too"
     )
     stats: StatsConfig = Field(
-        StatsConfig(),
+        StatsConfig.model_validate({}),
         description="The socket behind tierkv top, stat, why and pin",
     )
     blend: BlendConfig = Field(
-        BlendConfig(),
+        BlendConfig.model_validate({}),
         description="Reuse of text that was cached in another place of another prompt",
     )
     tiers: tuple[AnyTier, ...] = Field(

@@ -116,7 +116,7 @@ class Attention:
         self._after_layer = after_layer
         self._segments = [
             _Segment.of(part, first, group, scratch.keys.dtype)
-            for part in positions.split(SEGMENT_ROWS)
+            for part in torch.split(positions, SEGMENT_ROWS)
         ]
         self.mass = torch.zeros(scratch.tokens) if watch else None
 
@@ -132,7 +132,8 @@ class Attention:
             end = begin + segment.rows
             heads = keys.shape[0]
             # Query heads of one KV head become rows: [heads, group x rows, dims].
-            grouped = query[begin:end].unflatten(1, (heads, -1)).permute(1, 2, 0, 3)
+            rows = query[begin:end]
+            grouped = rows.reshape(len(rows), heads, -1, query.shape[2]).permute(1, 2, 0, 3)
             flat = grouped.reshape(heads, -1, query.shape[2])
             seen, mask = segment.seen, segment.mask
             if self.mass is not None and layer % WATCH_EVERY == WATCH_EVERY - 1:

@@ -94,7 +94,7 @@ class BlendModel:
             self._attention(attend),
             set_forward_context(None, self.vllm_config, num_tokens=len(tokens), skip_compiled=True),
         ):
-            hidden = self.model(
+            hidden: Tensor = self.model(
                 input_ids=tokens.to(torch.int32),
                 positions=positions,
                 intermediate_tensors=None,
@@ -105,7 +105,8 @@ class BlendModel:
     def logits(self, hidden: Tensor) -> Tensor:
         """float32 [n, vocabulary]."""
         with torch.inference_mode():
-            return self.model.compute_logits(hidden).float()
+            logits: Tensor = self.model.compute_logits(hidden)
+            return logits.float()
 
     def summed_over_ranks(self, values: Tensor) -> Tensor:
         """The sum over all tensor-parallel ranks, the same bits on each."""

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from tierkv.errors import UnsupportedError
 
@@ -71,7 +72,7 @@ class PageReader:
     split: Split
 
     @classmethod
-    def of(cls, layer: nn.Module, cache: Tensor) -> PageReader:
+    def of(cls, layer: Any, cache: Tensor) -> PageReader:
         """The reader of one attention layer, tried on pages of its own.
 
         Args:
@@ -106,8 +107,8 @@ class PageReader:
         for source, target in zip(both, (keys, values), strict=True):
             target.view(source.shape).copy_(source)
 
-    def _try(self, layer: nn.Module, cache: Tensor) -> None:
-        like = {"dtype": self.dtype, "device": cache.device}
+    def _try(self, layer: Any, cache: Tensor) -> None:
+        like: dict[str, Any] = {"dtype": self.dtype, "device": cache.device}
         trial = torch.zeros((2, *cache.shape[1:]), **like)
         shape = (2 * self.tokens, self.heads, self.dims)
         generator = torch.Generator().manual_seed(1)

@@ -222,8 +222,9 @@ class Planner:
                 return Refusal.COST
         return None
 
-    def _refuse(self, reason: Refusal) -> None:
+    def _refuse(self, reason: Refusal) -> BlendClaim | None:
         self._counters.add("tierkv_blend_declined_total", reason=reason)
+        return None
 
     def forget(self, request_id: str) -> None:
         """Let go of what was offered to a request, if anything was."""

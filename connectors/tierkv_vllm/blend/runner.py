@@ -216,7 +216,7 @@ class Runner:
             chosen = choose(mass, chosen, job.exact, job.extra)
             yield len(query)
         hidden = None
-        for part in chosen.split(self._max_tokens):
+        for part in torch.split(chosen, self._max_tokens):
             hidden, _ = recompute(model, scratch, tokens, part)
             yield len(part)
         self._fill(job, scratch)
@@ -256,7 +256,7 @@ class Runner:
         scratch = Scratch(model, len(shadow.tokens))
         everything = torch.arange(len(shadow.tokens), device=model.device)
         hidden = None
-        for part in everything.split(self._max_tokens):
+        for part in torch.split(everything, self._max_tokens):
             hidden, _ = recompute(model, scratch, shadow.tokens, part)
             yield len(part)
         assert hidden is not None

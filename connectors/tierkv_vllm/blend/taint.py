@@ -12,7 +12,7 @@ from __future__ import annotations
 import secrets
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request
@@ -42,5 +42,5 @@ class Taint:
 
     def lift(self, request: Request) -> None:
         """Put the originals back: the load failed, and nothing was published meanwhile."""
-        hashes = request.block_hashes
+        hashes: list[Any] = request.block_hashes
         hashes[self.first : self.first + len(self.originals)] = self.originals
