@@ -101,6 +101,9 @@ class TierKVPromMetrics(KVConnectorPromMetrics):
         options: dict[str, Any] = {"labelnames": names}
         if metric.kind is Kind.HISTOGRAM:
             options["buckets"] = metric.buckets
+        elif metric.kind is Kind.GAUGE:
+            # Several API servers write one page: the last to hear of an engine is right.
+            options["multiprocess_mode"] = "mostrecent"
         kinds: dict[Kind, Any] = {
             Kind.COUNTER: self._counter_cls,
             Kind.GAUGE: self._gauge_cls,

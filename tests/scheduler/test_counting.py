@@ -66,6 +66,7 @@ class Exporter:
             names,
             {0: ["m", "0"]},  # type: ignore[arg-type]
         )
+        self.metrics: dict[str, Any] = self._metrics._metrics
         connector = rig.connector
         collect = connector.get_kv_connector_stats
 
@@ -90,6 +91,14 @@ def engine(make_rig: MakeRig, tmp_path: Path) -> Iterator[tuple[Rig, client.Engi
     found = client.connect(path)
     yield rig, found
     found.close()
+
+
+def test_gauges_are_right_on_a_page_that_several_api_servers_write(
+    engine: tuple[Rig, client.Engine],
+) -> None:
+    # prometheus_client's own way would be a series for each process, most of them long outdated.
+    gauges = [m for m in Exporter(engine[0]).metrics.values() if isinstance(m, Gauge)]
+    assert {gauge._multiprocess_mode for gauge in gauges} == {"mostrecent"}
 
 
 def ask(rig: Rig, found: client.Engine, op: str, **arguments: Any) -> Any:
