@@ -202,6 +202,54 @@ def test_a_request_chooses_for_itself_and_a_bad_choice_is_ignored(
     assert "kv_transfer_params.tierkv.lod: unknown; known are load, save, " in log
 
 
+UNREAD = 500
+"""Tokens of an answer that nobody waits for."""
+
+
+def hang_up(server: Server, prompt: Sequence[int], after: int) -> None:
+    """Leave a streamed answer after so many events of it."""
+    body = {"model": "small", "prompt": list(prompt), "max_tokens": UNREAD, "stream": True}
+    body |= {"ignore_eos": True, "temperature": 0}
+    with (
+        httpx.Client(trust_env=False, timeout=600.0) as client,
+        client.stream("POST", server.url + "/v1/completions", json=body) as response,
+    ):
+        assert response.status_code == httpx.codes.OK
+        events = (line for line in response.iter_lines() if line)
+        for _ in range(after):
+            assert next(events).startswith("data: {")
+
+
+@pytest.mark.feature("abort and disconnect in the middle")
+def test_clients_that_hang_up_leave_nothing_behind(
+    server: Server, texts: Texts, small_reference: Reference
+) -> None:
+    def idle() -> bool:
+        page = metrics(server)
+        used = (
+            "vllm:num_requests_running",
+            "vllm:num_requests_waiting",
+            "vllm:kv_cache_usage_perc",
+        )
+        return not any(total(page[name]) for name in (*used, "tierkv_leased_slots"))
+
+    prompts = [texts(165 + i, 420) for i in range(4)]
+    before = total(metrics(server)["vllm:generation_tokens_total"])
+    for after in (1, 0):
+        # In the middle of the answer; then, the prompts being stored, while they are loaded.
+        for i, prompt in enumerate(prompts):
+            hang_up(server, prompt, after * (1 + 5 * i))
+        wait_until(idle)
+        forget(server)
+    answers = [ask(server, prompt) for prompt in prompts]
+    assert [tokens for tokens, _ in answers] == small_reference.tokens(prompts)
+    assert all(cached >= hit(420) for _, cached in answers)
+    wait_until(idle)
+    # The engine did not go on for those who had left.
+    generated = total(metrics(server)["vllm:generation_tokens_total"]) - before
+    assert generated < len(prompts) * UNREAD
+
+
 def test_a_restarted_server_finds_its_cache_by_the_other_way_in(
     server: Server,
     make_server: Callable[..., Server],
