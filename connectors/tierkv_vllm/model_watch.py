@@ -9,6 +9,7 @@ reference to the runner. Nothing else changes.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.machinery
 import sys
@@ -44,7 +45,6 @@ class _Finder:
     ) -> importlib.machinery.ModuleSpec | None:
         if name != WORKER_MODULE:
             return None
-        sys.meta_path.remove(self)
         spec = importlib.machinery.PathFinder.find_spec(name, path, target)
         loader: Any = spec.loader if spec is not None else None
         if loader is not None:
@@ -53,6 +53,9 @@ class _Finder:
             def exec_module(module: ModuleType) -> None:
                 execute(module)
                 _wrap(module)
+                # Not before: who only looks for the module, or fails to import it, tries again.
+                with contextlib.suppress(ValueError):
+                    sys.meta_path.remove(self)  # type: ignore[arg-type]
 
             loader.exec_module = exec_module
         return spec

@@ -330,7 +330,7 @@ class SchedulerSide:
     def plan_pending_loads(self) -> StepPlan:
         """Standing aside: vLLM still waits for a report of each load that it admitted."""
         loads, self._new_loads = tuple(self._new_loads), []
-        blend = self._blend.orders(idle=False) if self._blend is not None else None
+        blend = self._blend.orders(idle=not self._requests) if self._blend is not None else None
         return StepPlan(loads=loads, blend=blend)
 
     def _follow_blocks(self, output: SchedulerOutput) -> set[str]:

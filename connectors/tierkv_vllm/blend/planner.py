@@ -86,6 +86,8 @@ class _Job:
     claim: BlendClaim
     ranks_left: int
     began: float
+    was_approximate_from: int | None
+    """An earlier blend's, before a preemption."""
     ok: bool = True
 
 
@@ -150,7 +152,9 @@ class Planner:
         self.donors.add(chunks, first, scope)
 
     def reset(self) -> None:
-        """Everything cached was forgotten."""
+        """Everything cached was forgotten, what was offered too."""
+        for request_id in list(self._queries):
+            self.forget(request_id)
         self.donors.clear()
         self._repeats.clear()
 
@@ -249,11 +253,17 @@ class Planner:
         plan = claim.plan
         claim.by_tier = self._tokens_by_tier(claim)
         job_id = self._job_id()
-        self._jobs[job_id] = _Job(tracked, claim, self._ranks, time.monotonic())
+        self._jobs[job_id] = _Job(
+            tracked, claim, self._ranks, time.monotonic(), tracked.approximate_from
+        )
         self._by_request[request.request_id] = job_id
         if self._hash_block_tokens is not None:
             tracked.taint = Taint.put(request, plan.first_approximate // self._hash_block_tokens)
-        tracked.approximate_from = plan.first_approximate
+        # Blended again after a preemption it may stand on its own approximate blocks: vLLM finds
+        # them by their tainted hashes.
+        first = plan.first_approximate
+        earlier = tracked.approximate_from
+        tracked.approximate_from = first if earlier is None else min(first, earlier)
         used = -(-plan.end // self._block_tokens)
         self._prepare.append(
             BlendJob(
@@ -337,7 +347,7 @@ class Planner:
             self._counters.add("tierkv_blend_tokens_total", plan.recomputed, kind="recomputed")
             return job.claim
         tracked.never_blend = True
-        tracked.approximate_from = None
+        tracked.approximate_from = job.was_approximate_from
         if tracked.taint is not None:
             tracked.taint.lift(tracked.request)
             tracked.taint = None
