@@ -39,7 +39,7 @@ os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 
 import numpy as np
 import torch
-from tierkv_vllm.blend.forward import Scratch, choose, recompute
+from tierkv_vllm.blend.forward import Scratch, attended, choose, recompute
 from tierkv_vllm.blend.model import BlendModel
 from tierkv_vllm.model_watch import model_runner, watch
 from torch import Tensor
@@ -109,7 +109,7 @@ class Lab:
     def full(self, tokens: Tensor) -> tuple[Scratch, Tensor]:
         """All tokens computed; hidden states too."""
         scratch = Scratch(self.model, len(tokens))
-        hidden, _ = recompute(self.model, scratch, tokens, torch.arange(len(tokens)))
+        hidden = recompute(self.model, scratch, tokens, torch.arange(len(tokens)))
         return scratch, hidden
 
     def values_at_check_layer(self, tokens: Tensor, into: Scratch) -> Tensor:
@@ -222,7 +222,7 @@ def score(lab: Lab, case: Case, scratch: Scratch, rows: Tensor, into: Score, beg
     into.seconds.append((time.perf_counter() - began) / case.seconds)
     # As the engine would: what follows the prompt is computed over what was blended.
     last = case.context + QUERY_TOKENS - 1
-    hidden, _ = recompute(lab.model, scratch, case.tokens, torch.arange(last, len(case.tokens) - 1))
+    hidden = recompute(lab.model, scratch, case.tokens, torch.arange(last, len(case.tokens) - 1))
     logp = lab.model.logits(hidden).log_softmax(-1)
     into.kl.append(float((case.logp.exp() * (case.logp - logp)).sum(-1).mean()))
     into.top1.append(float((case.logp.argmax(-1) == logp.argmax(-1)).float().mean()))
@@ -269,8 +269,7 @@ def methods(
         rows = anchors(case, docs, mode.anchor_tokens)
         extra = round(mode.ratio * case.context)
         if extra:
-            _, mass = recompute(lab.model, scratch, case.tokens, case.query, watch=True)
-            assert mass is not None
+            mass = attended(lab.model, scratch, case.tokens, case.query)
             rows = choose(mass[: case.context], rows, 0, extra)
         add(name, case, scratch, rows, began)
         return scratch

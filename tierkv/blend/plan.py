@@ -37,7 +37,7 @@ class Mode:
 
 MODES = {
     "fast": Mode(8, 0.0),
-    "balanced": Mode(12, 0.05),
+    "balanced": Mode(12, 0.06),
     "quality": Mode(16, 0.14),
 }
 

@@ -15,8 +15,8 @@ from tierkv.demo.client import MODEL
 
 BLOCK_TOKENS = 128
 """vLLM's default on CPU, and so the chunk size of TierKV there."""
-BLOCKS_CACHED = 16
-"""Whole blocks in a document: 2,048 tokens."""
+BLOCKS_CACHED = 20
+"""Whole blocks in a document: 2,560 tokens."""
 MAX_MODEL_TOKENS = (BLOCKS_CACHED + 2) * BLOCK_TOKENS
 DOCUMENTS_THAT_FIT = 2
 """In vLLM's own KV space where it is small: cycling through more of them finds none of them."""

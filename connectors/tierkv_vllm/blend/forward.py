@@ -13,6 +13,7 @@ product and no kernel of the engine's is called in a way that it was not made fo
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -29,6 +30,12 @@ SEGMENT_ROWS = 128
 
 WATCH_EVERY = 3
 """Layers of which one is watched: the choice is as good as from all of them, measured."""
+WATCH_SHARE = 2 / 3
+"""Of the model's depth that is watched; what is above need not be run."""
+
+
+class _Enough(Exception):
+    """All layers that are watched have been run."""
 
 
 class Scratch:
@@ -49,6 +56,7 @@ class Scratch:
             memory = _allocate(model, tokens).zero_()
         self.keys, self.values = memory[:, :, :tokens]
         self.tokens = tokens
+        self.layers = len(model.layers)
         self._heads = model.heads
 
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
@@ -93,8 +101,8 @@ class Attention:
         positions: int64 [n] of the chosen tokens, ascending.
         group: query heads of one KV head.
         scale: of the scores.
-        watch: also add up, over heads and every `WATCH_EVERY`th layer, how much the chosen tokens
-            attend to each token: `mass`, float32 [tokens].
+        watch: run part of the model only, and add up, over heads and every `WATCH_EVERY`th layer,
+            how much the chosen tokens attend to each token: `mass`, float32 [tokens].
         first: position of the first token that exists; nobody sees what is before it.
         after_layer: called when a layer's keys and values are in the scratch.
     """
@@ -119,8 +127,11 @@ class Attention:
             for part in torch.split(positions, SEGMENT_ROWS)
         ]
         self.mass = torch.zeros(scratch.tokens) if watch else None
+        self._watched_layers = round(scratch.layers * WATCH_SHARE)
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        if self.mass is not None and layer >= self._watched_layers:
+            raise _Enough
         keys, values = self._scratch.layer(layer)
         keys[:, self._positions] = key.transpose(0, 1)
         values[:, self._positions] = value.transpose(0, 1)
@@ -172,25 +183,33 @@ def recompute(
     scratch: Scratch,
     tokens: Tensor,
     chosen: Tensor,
-    *,
-    watch: bool = False,
     **attention: Any,
-) -> tuple[Tensor, Tensor | None]:
+) -> Tensor:
     """Compute the chosen tokens anew, into the scratch.
 
     Args:
         tokens: int64 [tokens] of the whole sequence.
         chosen: int64 [n], ascending positions.
-        watch, attention: see `Attention`.
+        attention: see `Attention`.
 
     Returns:
-        Hidden states of the chosen tokens, and the mass if it was watched.
+        Hidden states of the chosen tokens.
     """
-    attend = Attention(
-        scratch, chosen, group=model.group, scale=model.scale, watch=watch, **attention
-    )
-    hidden = model.forward(tokens[chosen], chosen, attend)
-    return hidden, attend.mass
+    attend = Attention(scratch, chosen, group=model.group, scale=model.scale, **attention)
+    return model.forward(tokens[chosen], chosen, attend)
+
+
+def attended(model: BlendModel, scratch: Scratch, tokens: Tensor, query: Tensor) -> Tensor:
+    """How much the `query` positions attend to each token: float32 [tokens], in no unit.
+
+    Runs the query over the draft, through the lower part of the model; its own keys and values in
+    the scratch are of no further use.
+    """
+    attend = Attention(scratch, query, group=model.group, scale=model.scale, watch=True)
+    with contextlib.suppress(_Enough):
+        model.forward(tokens[query], query, attend)
+    assert attend.mass is not None
+    return attend.mass
 
 
 def choose(mass: Tensor, fixed: Tensor, exact: int, extra: int) -> Tensor:

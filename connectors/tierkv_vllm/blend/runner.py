@@ -22,7 +22,7 @@ from vllm.logger import init_logger
 
 from tierkv.errors import UnsupportedError
 from tierkv.pages.pool import PoolRegion
-from tierkv_vllm.blend.forward import Scratch, ScratchMemory, choose, recompute
+from tierkv_vllm.blend.forward import Scratch, ScratchMemory, attended, choose, recompute
 from tierkv_vllm.blend.messages import BlendJob, BlendNews, BlendOrders, Ended
 from tierkv_vllm.blend.model import BlendModel
 
@@ -210,14 +210,12 @@ class Runner:
         self._read_exact(job, scratch)
         if job.extra:
             query = torch.from_numpy(job.query).to(model.device, torch.int64)
-            _, mass = recompute(model, scratch, tokens, query, watch=True)
-            assert mass is not None
-            mass = model.summed_over_ranks(mass)
+            mass = model.summed_over_ranks(attended(model, scratch, tokens, query))
             chosen = choose(mass, chosen, job.exact, job.extra)
             yield len(query)
         hidden = None
         for part in torch.split(chosen, self._max_tokens):
-            hidden, _ = recompute(model, scratch, tokens, part)
+            hidden = recompute(model, scratch, tokens, part)
             yield len(part)
         self._fill(job, scratch)
         if job.shadow and hidden is not None and len(self._shadows) < MAX_SHADOWS:
@@ -257,7 +255,7 @@ class Runner:
         everything = torch.arange(len(shadow.tokens), device=model.device)
         hidden = None
         for part in torch.split(everything, self._max_tokens):
-            hidden, _ = recompute(model, scratch, shadow.tokens, part)
+            hidden = recompute(model, scratch, shadow.tokens, part)
             yield len(part)
         assert hidden is not None
         full = model.logits(hidden[-1:])[0].log_softmax(-1)
