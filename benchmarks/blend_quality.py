@@ -390,6 +390,7 @@ def plot(rows: dict[str, dict[str, Any]], file: Path) -> None:
         ylabel="KL divergence from the full computation, nats",
         yscale="log",
     )
+    axes.margins(0.1, 0.12)
     axes.legend(fontsize=8)
     axes.grid(alpha=0.3)
     figure.tight_layout()

@@ -75,6 +75,25 @@ once. In it, tiers are counted from 0.
 """
 
 _TAIL = """\
+## What a request chooses for itself
+
+In the body of a request to vLLM, under `kv_transfer_params`:
+
+```json
+{"model": "…", "prompt": "…", "kv_transfer_params": {"tierkv": {"load": true, "save": false}}}
+```
+
+| Key | Values | Default | Meaning |
+|---|---|---|---|
+| `load` | `true`, `false` | `true` | take this prompt's KV from the tiers |
+| `save` | `true`, `false` | `true` | keep this request's KV in the tiers |
+| `explain` | `true`, `false` | `false` | tell in the response's `kv_transfer_params` what became of the \
+prompt's tokens: it also tells what is cached |
+| `blend` | `off`, `fast`, `balanced`, `quality` | as configured | reuse of any text for this request; \
+nothing while the engine's `blend.mode` is `off` |
+
+A value that means nothing is named in the engine's log and ignored; the request is served.
+
 ## Output for programs
 
 `tierkv check --json` prints one object:
