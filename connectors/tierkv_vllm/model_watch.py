@@ -55,7 +55,7 @@ class _Finder:
                 _wrap(module)
                 # Not before: who only looks for the module, or fails to import it, tries again.
                 with contextlib.suppress(ValueError):
-                    sys.meta_path.remove(self)  # type: ignore[arg-type]
+                    sys.meta_path.remove(self)
 
             loader.exec_module = exec_module
         return spec

@@ -87,10 +87,10 @@ In the body of a request to vLLM, under `kv_transfer_params`:
 |---|---|---|---|
 | `load` | `true`, `false` | `true` | take this prompt's KV from the tiers |
 | `save` | `true`, `false` | `true` | keep this request's KV in the tiers |
-| `explain` | `true`, `false` | `false` | tell in the response's `kv_transfer_params` what became of the \
-prompt's tokens: it also tells what is cached |
-| `blend` | `off`, `fast`, `balanced`, `quality` | as configured | reuse of any text for this request; \
-nothing while the engine's `blend.mode` is `off` |
+| `explain` | `true`, `false` | `false` | tell in the response what became of the prompt's \
+tokens, under `kv_transfer_params`: it also tells what is cached |
+| `blend` | `off`, `fast`, `balanced`, `quality` | as configured | reuse of any text in this \
+request; nothing while the engine's `blend.mode` is `off` |
 
 A value that means nothing is named in the engine's log and ignored; the request is served.
 

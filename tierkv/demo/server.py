@@ -86,10 +86,18 @@ class Server:
         port: TCP port on 127.0.0.1.
         folder: everything the server writes goes below it, except what `arguments` says.
         log: file for its output; overwritten.
+        environment: variables on top of `server_environment`.
     """
 
     def __init__(
-        self, name: str, arguments: Sequence[str], *, port: int, folder: Path, log: Path
+        self,
+        name: str,
+        arguments: Sequence[str],
+        *,
+        port: int,
+        folder: Path,
+        log: Path,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         self.name = name
         self.log = log
@@ -99,7 +107,7 @@ class Server:
             sys.executable,
             *("-m", "tierkv.demo.launch", "--end-with-parent", "serve", *arguments, *own),
         ]
-        self._environment = server_environment(folder)
+        self._environment = {**server_environment(folder), **(environment or {})}
         self._process: subprocess.Popen[bytes] | None = None
 
     @property

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Page mover for engines whose KV lies in host memory: plain copies, done when the call returns.
 
-No thread of its own: a load is on its request's way to the first token anyway. The copies are torch's,
-on the engine's model thread and so with the OpenMP team that computes between them, which is idle
-now: two cores copy 60 MB in 5 ms where one takes 9. (On any other thread they would raise a second
-team, which costs more than the copy takes.)
+No thread of its own: a load is on its request's way to the first token anyway. The copies are
+torch's, on the engine's model thread and so with the OpenMP team that computes between them, which
+is idle now: two cores copy 60 MB in 5 ms where one takes 9. (On any other thread they would raise
+a second team, which costs more than the copy takes.)
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import torch
 from tierkv.pages.geometry import PageTable
 from tierkv.pages.mover import Direction, Finished, Ops, PageMover, runs_of
 from tierkv.pages.pool import PoolRegion
+
 
 class CpuMover(PageMover):
     """Synchronous copies in the calling thread; see `PageMover`."""
