@@ -10,8 +10,8 @@ and every greedy answer is compared with an engine without TierKV and without an
 numbered and seeded: a failure names its round, and `--first ROUND` repeats it.
 
 Memory is sampled every few rounds. On the CPU vLLM itself grows for long, with TierKV or without:
-oneDNN, which multiplies its matrices, keeps what it prepared for each batch size, here about 1 MiB a
-size until it knows all of them. So the engine computes with every size before memory counts, and
+oneDNN, which multiplies its matrices, keeps what it prepared for each batch size, here about 1 MiB
+a size until it knows all of them. So the engine computes with every size before memory counts, and
 from then on it may not grow.
 """
 
@@ -47,8 +47,8 @@ WARM_UP = 5
 SAMPLE_EVERY = 10
 """Rounds."""
 GROWTH = 8 << 20
-"""Bytes that may come on top after the warm-up, however long it lasts. About 2 MiB do: the records
-of the last requests, of which 512 are kept."""
+"""Bytes that may come on top after the warm-up, however long it lasts. 1.8 MB did in 770 requests,
+0.35 of it in the last 290: what is kept of the last 512 requests, and what vLLM keeps."""
 
 
 @dataclass(frozen=True)
