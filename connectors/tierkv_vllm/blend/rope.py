@@ -71,5 +71,7 @@ class Rope:
         else:
             first, second = keys[..., 0:width:2], keys[..., 1:width:2]
         a, b = first.float(), second.float()
-        first.copy_(torch.addcmul(a * cos, b, sin, value=-1))
-        second.copy_(torch.addcmul(b * cos, a, sin))
+        # Both before either is written: of float32 keys, a and b are the keys themselves.
+        turned = torch.addcmul(a * cos, b, sin, value=-1), torch.addcmul(b * cos, a, sin)
+        first.copy_(turned[0])
+        second.copy_(turned[1])
