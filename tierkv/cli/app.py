@@ -11,6 +11,7 @@ chunks found, warnings of `doctor --strict`), 130 interrupted.
 
 from __future__ import annotations
 
+import errno
 import importlib
 import sys
 from collections.abc import Sequence
@@ -170,6 +171,12 @@ def run(arguments: Sequence[str]) -> int:
     except BrokenPipeError:
         output.silence()
         return OK
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        output.silence()
+        output.message(f"tierkv: {error.strerror}: the output is cut short; free space for it")
+        return FAILED
     except SystemExit as leave:
         # typer ends the process by itself when the reader of a pipe has gone.
         if not isinstance(leave.__context__, BrokenPipeError):

@@ -91,7 +91,8 @@ def verify(
                 where = f"{inventory.tier}/{problem.namespace[:12]}/{problem.what}"
                 output.result(f"{output.styled(where, 'red')}: {problem.reason}")
             read = f"{columns.count(chunks, 'chunk')}, {columns.size(nbytes)} in {seconds:.1f} s"
-            output.result(f"{read}: {_verdict(len(problems), repair)}")
+            verdict = _verdict(len(problems), repair) if reports else "nothing to check"
+            output.result(f"{read}: {verdict}")
         if problems:
             if not repair:
                 output.message("tierkv: run 'tierkv verify --repair' to drop what is damaged")

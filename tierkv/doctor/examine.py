@@ -69,7 +69,12 @@ def examine(
     found.findings += launch.variables(environ, started)
     found.findings += limits.look(started.workers)
     installed, problems = engine.probe(environ)
-    found.findings += problems
+    # A command that is not the one started needs no warning.
+    found.findings += [
+        each
+        for each in problems
+        if (each.check, each.level) != ("vllm-command", Level.WARNING) or not started.by_module
+    ]
     found.facts["versions"] = dict(installed.versions) if installed is not None else {}
     if installed is not None and installed.vllm:
         found.looked_at.append(f"vLLM {installed.vllm}")

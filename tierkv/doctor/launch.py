@@ -26,6 +26,7 @@ class Launch:
 
     Attributes:
         given: whether there is one at all.
+        by_module: whether Python runs a module, so that no command `vllm` is started.
         transfer: the value of `--kv-transfer-config`; None if it is missing or no JSON object.
         inline: TierKV's own configuration in it.
         flags: other flags with their values, without the dashes.
@@ -37,6 +38,7 @@ class Launch:
     inline: Mapping[str, Any] | None = None
     flags: Mapping[str, str] = field(default_factory=dict)
     findings: tuple[Finding, ...] = ()
+    by_module: bool = False
 
     def number(self, *names: str) -> int:
         """The value of a flag that counts something; 1 if it is not given."""
@@ -73,7 +75,7 @@ def understand(words: Sequence[str]) -> Launch:
         findings += _judge(transfer, mine)
         extra = None if mine is None else mine.get("kv_connector_extra_config")
         inline = extra if isinstance(extra, dict) else None
-    return Launch(True, transfer, inline, flags, tuple(findings))
+    return Launch(True, transfer, inline, flags, tuple(findings), "-m" in words[1:3])
 
 
 def variables(environ: Mapping[str, str], launch: Launch) -> Iterator[Finding]:

@@ -68,6 +68,7 @@ class Scale:
             chunks = int(float(match[1]) * _SCALE[match[2]]) // self.block_tokens
             nbytes = None if size is None else chunks * size
         elif size is None:
+            parse_size(text)  # says what is wrong with what is no size either
             raise ValueError(
                 f"{text!r} needs to know the model: give --model DIR or --bytes-per-token N, or "
                 "write capacities like 4Mtokens"

@@ -23,8 +23,8 @@ TIMEOUT = 5.0
 HOW_TO_START = """\
 no running engine of this user was found (one that TierKV stands aside from is none: see its log). \
 Start one with TierKV:
-  vllm serve MODEL --kv-transfer-config '{"kv_connector": "TierKVConnector", "kv_role": "kv_both"}'
-or name a metrics page: --url http://HOST:8000/metrics"""
+  vllm serve MODEL --kv-transfer-config '{"kv_connector": "TierKVConnector", "kv_role": "kv_both"}'\
+"""
 
 
 @dataclass(slots=True, eq=False)
@@ -82,8 +82,11 @@ def engines() -> list[Engine]:
     return found
 
 
-def only_engine(pid: int | None = None) -> Engine:
+def only_engine(pid: int | None = None, otherwise: str = "") -> Engine:
     """The one engine of this user, or the one of this process.
+
+    Args:
+        otherwise: what else may be done where there is none.
 
     Raises:
         StatsError: there is none, or there are several and none was named.
@@ -94,7 +97,7 @@ def only_engine(pid: int | None = None) -> Engine:
         if engine not in chosen or len(chosen) > 1:
             engine.close()
     if not found:
-        raise StatsError(HOW_TO_START)
+        raise StatsError(HOW_TO_START + otherwise)
     known = ", ".join(f"{engine.info['pid']} ({engine.info['model']})" for engine in found)
     if not chosen:
         raise StatsError(f"no engine has the pid {pid}; running: {known}")

@@ -27,6 +27,9 @@ _FOREIGN = ("model_name", "engine")
 """vLLM's own labels, in front of ours."""
 
 
+OR_A_PAGE = "\nor name a metrics page: --url http://HOST:8000/metrics"
+
+
 @dataclass(frozen=True, slots=True)
 class Sample:
     """What one engine told.
@@ -116,10 +119,10 @@ def open_sources(url: str | None = None, pid: int | None = None) -> list[Source]
     if url is not None:
         return list(url_sources(url))
     if pid is not None:
-        return [SocketSource(client.only_engine(pid))]
+        return [SocketSource(client.only_engine(pid, OR_A_PAGE))]
     found: list[Source] = [SocketSource(engine) for engine in client.engines()]
     if not found:
-        raise StatsError(client.HOW_TO_START)
+        raise StatsError(client.HOW_TO_START + OR_A_PAGE)
     return found
 
 
@@ -130,7 +133,7 @@ def open_source(url: str | None = None, pid: int | None = None) -> Source:
         StatsError: there is none, or there are several and none was named.
     """
     if url is None:
-        return SocketSource(client.only_engine(pid))
+        return SocketSource(client.only_engine(pid, OR_A_PAGE))
     return url_sources(url)[0]
 
 

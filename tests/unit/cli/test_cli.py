@@ -381,6 +381,19 @@ def test_a_broken_pipe_is_quiet(arguments: list[str]) -> None:
     assert closed_pipe(arguments) == (0, "")
 
 
+def test_a_full_disk_behind_stdout_is_one_line() -> None:
+    write(GOOD)
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", "from tierkv.cli import main; main()", "check", "t.yaml"],
+            stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False,
+        )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr == (
+        "tierkv: No space left on device: the output is cut short; free space for it\n"
+    )
+
+
 def test_a_terminal_that_cannot_write_every_character_breaks_nothing() -> None:
     file = write("tiers:\n  - {type: dram, capacity: “1GiB”}\n")
     done = process("check", file, env={**os.environ, "PYTHONIOENCODING": "ascii"})

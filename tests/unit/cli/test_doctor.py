@@ -311,6 +311,15 @@ SEEDED: list[tuple[Callable[[Case], None], str, int, str]] = [
 ]
 
 
+def test_a_command_that_python_starts_is_not_told_of_another(
+    case: Case, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    case.attach()
+    case.command[:1] = ["python", "-m", "tierkv.demo.launch"]
+    command_that_cannot_start(case)
+    assert findings(case, monkeypatch, capsys)[1]["findings"] == []
+
+
 @pytest.mark.parametrize(
     ("seed", "check", "code", "words"), SEEDED, ids=[seed[0].__name__ for seed in SEEDED]
 )

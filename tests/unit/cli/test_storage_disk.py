@@ -286,6 +286,11 @@ def test_verify_finds_nothing_in_a_sound_directory(tmp_path: Path, capsys: Captu
     assert {f: f.read_bytes() for f in folder(path, SPACE).iterdir()} == before
 
 
+def test_verify_does_not_call_an_empty_directory_intact(tmp_path: Path, capsys: Captured) -> None:
+    assert run(["verify", "--path", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.endswith(": nothing to check\n")
+
+
 DAMAGES = {
     "payload": ("slab", lambda slot: disk_kit.slot_offset(slot) + 4096 + 500, "the payload does"),
     "last byte": ("slab", lambda slot: disk_kit.slot_offset(slot) + RECORD - 1, "the payload does"),

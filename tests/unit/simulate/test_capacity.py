@@ -69,6 +69,8 @@ def test_tokens_need_no_model() -> None:
     assert scale.parse("1.5k tokens").chunks == 2
     with pytest.raises(ValueError, match="give --model DIR"):
         scale.parse("1GiB")
+    with pytest.raises(ValueError, match="'lots' is not a size"):
+        scale.parse("lots")
 
 
 @pytest.mark.parametrize("text", ["100tokens", "1MiB", "32", "lots"])

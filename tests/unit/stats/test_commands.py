@@ -79,6 +79,7 @@ def test_without_an_engine_it_says_how_to_start_one(
     told = capsys.readouterr()
     assert told.out == ""
     assert "no running engine" in told.err
+    assert ("--url" in told.err) == (command[0] in ("top", "stat"))
     assert "vllm serve MODEL --kv-transfer-config" in told.err
 
 
