@@ -42,11 +42,19 @@ TAIL = """
 | EAGLE, MTP and other model drafters | stand aside: their KV depends on hidden states |
 | NVIDIA GPUs: runner V2, CUDA graphs | copies and their order are tested, whole engines are not |
 | pipeline parallelism | not run; context parallelism stands aside |
-| data parallelism of 2 | not proved: with it, `vllm serve` ended at its start on the CPU |
 | vLLM {others} | signatures and names only |
 
 With MultiConnector, set `"kv_load_failure_policy": "recompute"` in the outer configuration: TierKV
 sets it where it can, and a child cannot.
+
+## Over a long time
+
+`benchmarks/soak.py` sends random requests, aborts and evictions to one engine, compares every
+greedy answer and looks for what is left over after each round. On the CPU vLLM itself grows at
+first, with TierKV or without: oneDNN keeps what it prepared for each batch size, about 1 MiB a size
+for the small model of the tests (280 MiB for sizes up to 256, measured without an engine). After
+it had computed with all of them, an engine grew by 1.8 MB in 770 requests, by 0.35 MB in the last
+290.
 """
 
 
