@@ -85,4 +85,6 @@ class Watch:
         self._publisher.publish(idle)
 
     def close(self) -> None:
+        """End; what an idle engine was asked for is done before."""
+        self.act()
         self._server.close()

@@ -333,6 +333,23 @@ def test_pinned_chunks_stay_when_others_push(make_rig: MakeRig) -> None:
         found.close()
 
 
+def test_an_idle_engine_does_what_it_was_told_when_it_is_stopped(
+    make_rig: MakeRig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tierkv.stats.server.COMMAND_SECONDS", 0.0)
+    extra = {**dram_and_disk(tmp_path / "kv"), "stats": {"control": True}}
+    rig = make_rig(extra)
+    rig.generate("cold", text(7, 300))
+    found = client.connect(rig.connector._scheduler._watch._server.path)
+    assert found.request("purge", all=True) == {"queued": True}
+    found.close()
+    rig.close()
+    again = make_rig(extra)
+    again.generate("after the purge", text(7, 300))
+    (request,) = again.connector._scheduler._accounting.log.copy()
+    assert [part.outcome for part in request.parts] == ["miss", "tail"]
+
+
 def test_an_idle_engine_does_what_it_was_told_before_its_next_lookup(
     engine: tuple[Rig, client.Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -23,7 +23,8 @@ EXAMPLE = """\
   tierkv purge --path /var/lib/tierkv --all --yes"""
 
 JSON = {
-    "done": "whether it was done, or only shown",
+    "done": "whether it was done; false if it was only shown, or is queued",
+    "queued": "whether an idle engine does it before its next request, or when it is stopped",
     "targets": "list of `tier`, `namespace`, `model`, `whole_namespace`, `chunks`, `bytes`",
 }
 
@@ -98,12 +99,12 @@ def purge(
         if namespace is not None and not targets and not found.failed:
             raise storage.no_namespace(namespace)
         targets = [each for each in targets if each.count or each.chunks is None]
+        queued = False
         if yes:
             with progress.bar("purging", len(targets)) as tell:
-                queued = [_remove(each, tell) for each in targets]
-            if any(queued):
-                output.message("queued: the engine is idle and does it before its next request")
-        _show(targets, yes, as_json)
+                later = [_remove(each, tell) for each in targets]
+            queued = any(later)
+        _show(targets, yes, queued, as_json)
         found.finish()
 
 
@@ -177,11 +178,12 @@ def _ask(engine: Engine, target: _Target) -> bool:
     return any(answer.get("queued") for answer in answers)
 
 
-def _show(targets: list[_Target], done: bool, as_json: bool) -> None:
+def _show(targets: list[_Target], yes: bool, queued: bool, as_json: bool) -> None:
     if as_json:
         output.result_json(
             {
-                "done": done,
+                "done": yes and not queued,
+                "queued": queued,
                 "targets": [
                     {
                         "tier": each.summary.tier,
@@ -213,7 +215,12 @@ def _show(targets: list[_Target], done: bool, as_json: bool) -> None:
     head = ("tier", "namespace", "model", "what", ">chunks", ">size")
     for line in columns.table(head, rows):
         output.result(line)
-    if done:
+    if queued:
+        output.result(
+            "queued: the engine is idle and does it before its next request, or when it is stopped"
+        )
+        return
+    if yes:
         output.result("purged")
         return
     holders = {each.inventory.tier: each.inventory.used_by for each in targets}

@@ -486,6 +486,34 @@ def test_an_engine_that_has_the_directory_is_asked_to_forget(
     assert asked == [("purge", {"all": True} if everything else {"keys": keys})]
 
 
+def test_purge_does_not_call_done_what_an_idle_engine_has_yet_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    monkeypatch.setattr("tierkv.stats.server.COMMAND_SECONDS", 0.0)
+
+    async def look(socket_folder: str) -> None:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", socket_folder)
+        config = disk_kit.make_config(tmp_path)
+        tier, _ = await disk_kit.opened(config, SPACE.digest)
+        await disk_kit.save(tier, chain(SPACE, 1)[0])
+        publisher = Publisher(Counters().snapshot, list)
+        server = StatsServer(publisher, {"namespace": SPACE.digest.hex()}, control=True)
+        server.start()
+        purge = ["purge", "--all", "--yes", "--path", str(config.path)]
+        assert await asyncio.to_thread(run, purge) == 0
+        assert await asyncio.to_thread(run, [*purge, "--json"]) == 0
+        server.close()
+        await tier.close()
+
+    with tempfile.TemporaryDirectory(prefix="tk-") as socket_folder:
+        asyncio.run(look(socket_folder))
+    out = capsys.readouterr().out
+    text, told = out[: out.index("{")], json.loads(out[out.index("{") :])
+    assert "queued: the engine is idle" in text
+    assert "purged" not in text
+    assert (told["done"], told["queued"]) == (False, True)
+
+
 @pytest.mark.parametrize("entry", [bytes(128), b"\7" * 128], ids=["cleared", "of another chunk"])
 def test_what_an_engine_overwrites_just_now_is_not_damaged(tmp_path: Path, entry: bytes) -> None:
     """The engine clears a slot's entry, writes the slot, and writes the new entry."""
