@@ -94,7 +94,7 @@ def watch(url: str | None, pid: int | None, seconds: float, interval: float) -> 
         StatsError: there is none, or it went before the first interval was over.
         KeyboardInterrupt: before the first interval was over.
     """
-    from tierkv.cli.stat import measured
+    from tierkv.cli.stat import following, measured
     from tierkv.report.recording import Recording
     from tierkv.stats.protocol import StatsError
     from tierkv.stats.source import open_source
@@ -110,7 +110,7 @@ def watch(url: str | None, pid: int | None, seconds: float, interval: float) -> 
             while not rows or _clock() - start < seconds:
                 try:
                     _wait(min(interval, seconds))
-                    sample = engine.read(0)
+                    sample = following(before, engine.read(0), interval)
                 except (KeyboardInterrupt, StatsError):
                     if not rows:
                         raise

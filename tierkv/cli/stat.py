@@ -7,6 +7,7 @@ import csv
 import io
 import sys
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -59,11 +60,12 @@ def stat(
         raise typer.BadParameter("give --json or --csv, not both")
     source = open_source(url, pid)
     try:
-        before = source.read(0)
+        before, looked = source.read(0), _clock()
         line = 0
         while not count or line < count:
             _wait(interval)
-            sample = source.read(0)
+            sample = following(before, source.read(0), max(interval, _clock() - looked))
+            looked = _clock()
             row = measured(before, sample, interval)
             before = sample
             if as_json:
@@ -83,12 +85,20 @@ def stat(
 
 
 _wait = time.sleep
+_clock = time.monotonic
+
+
+def following(before: Sample, after: Sample, passed: float) -> Sample:
+    """The next sample. An idle engine tells its last one again: time has passed all the same."""
+    if after.time > before.time:
+        return after
+    return replace(after, time=before.time + passed)
 
 
 def measured(before: Sample, after: Sample, interval: float) -> dict[str, Any]:
     """What happened between two samples.
 
-    An idle engine tells the same sample twice: then nothing happened in `interval` seconds.
+    Between samples of equal time nothing happened in `interval` seconds.
     """
     from tierkv.telemetry import rates
 

@@ -74,9 +74,12 @@ def lines(request: dict[str, Any]) -> list[str]:
     for part in request["parts"]:
         outcome, tier = part["outcome"], part["tier"]
         if outcome == "hit":
-            row(part["tokens"], f"hit: {tier}")
+            approximate = ", text from another place" if part["reason"] == "any_text" else ""
+            row(part["tokens"], f"hit: {tier}{approximate}")
         elif outcome == "tail":
             row(part["tokens"], "tail: less than a chunk, or the last token")
+        elif outcome == "recomputed":
+            row(part["tokens"], "recomputed: between and inside the reused text, to repair it")
         elif outcome == "miss":
             row(part["tokens"], f"miss: {told(outcome, part['reason'], tier)}")
         else:

@@ -18,7 +18,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
 from tests.unit.stats.fake_engine import START, FakeEngine
-from tierkv.cli import numbers, stat
+from tierkv.cli import numbers, stat, why
 from tierkv.cli.app import run
 from tierkv.stats.source import parse_page, url_sources
 
@@ -139,6 +139,19 @@ def test_stat_without_traffic_has_no_rate(
     assert row["query_tokens"] == 0
 
 
+def test_time_goes_on_while_an_engine_is_idle() -> None:
+    fake = FakeEngine()
+    fake.pass_time(10)
+    last = fake.sample()
+    first = stat.following(last, last, 2.0)
+    second = stat.following(first, last, 2.0)
+    assert [first.time - last.time, second.time - last.time] == [2.0, 4.0]
+    fake.pass_time(5)
+    busy = stat.following(second, fake.sample(), 2.0)
+    row = stat.measured(second, busy, 2.0)
+    assert (row["seconds"], row["time"]) == (1.0, START + 15)
+
+
 def test_stat_takes_one_format() -> None:
     assert run(["stat", "--json", "--csv"]) == 2
 
@@ -158,6 +171,18 @@ def test_why_tells_each_fate_and_its_reason(
         "hit: redis",
         "late: redis",
     ]
+
+
+def test_why_says_that_text_came_from_another_place() -> None:
+    parts = [
+        {"outcome": "hit", "tier": "dram", "reason": "any_text", "tokens": 90},
+        {"outcome": "recomputed", "tier": "none", "reason": "", "tokens": 10},
+    ]
+    request = {"request_id": "r", "time": 0.0, "prompt_tokens": 100, "gpu_tokens": 0,
+               "lookup_seconds": 0.0, "load_seconds": 0.1, "parts": parts}  # fmt: skip
+    _, hit, anew = why.lines(request)
+    assert hit.endswith("hit: dram, text from another place")
+    assert anew.endswith("recomputed: between and inside the reused text, to repair it")
 
 
 def test_why_gives_programs_what_the_engine_remembers(
