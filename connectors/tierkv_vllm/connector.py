@@ -217,12 +217,13 @@ class TierKVConnector(KVConnectorBase_V1, SupportsHMA):
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
         if self._scheduler is None:
             return
-        self._scheduler.loaded(
-            connector_output.finished_recving or (), connector_output.failed_recving or ()
-        )
+        # The report first: it tells how long a blend took, which is over with `loaded`.
         report = connector_output.kv_connector_worker_meta
         if isinstance(report, WorkerReport):
             self._scheduler.saved(report)
+        self._scheduler.loaded(
+            connector_output.finished_recving or (), connector_output.failed_recving or ()
+        )
 
     def request_finished(
         self, request: Request, block_ids: list[int]

@@ -127,6 +127,17 @@ def test_every_byte_of_a_blended_prompt_comes_from_where_the_plan_says(
     idle(rig)
 
 
+def test_the_time_of_a_blend_is_counted_and_learnt(make_blend: MakeRig) -> None:
+    rig = make_blend()
+    rig.generate("first", FIRST)
+    rig.generate("second", SECOND)
+    assert served(rig) == 1
+    scheduler = rig.connector._scheduler
+    (spent,) = scheduler.store.context.counters.snapshot()["tierkv_blend_seconds_total"]
+    assert spent["value"] > 0
+    assert scheduler._blend._seconds_per_token == pytest.approx(spent["value"] / len(SECOND))
+
+
 def test_accounts_add_up(make_blend: MakeRig) -> None:
     rig = make_blend()
     rig.generate("first", FIRST)
