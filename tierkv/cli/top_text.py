@@ -105,12 +105,15 @@ def _head(view: View, width: int) -> list[Text]:
         rate.append(" = " + " + ".join(f"{t.name} {numbers.share(t.hit_now)}" for t in view.tiers))
     rate.append("    session ")
     rate.append(_percent(session.hit), "bold")
+    # Hits that saved nothing: the engine has not computed enough yet for its speed to be known.
+    known = view.saved or not view.loading
+    saved = numbers.seconds(view.saved) if known else NO_DATA
     gpu = Text.assemble(
         "prefill avoided ",
         (_percent(session.prefill_avoided), "bold"),
         f" (gpu {_percent(session.gpu)})   avoidable ",
         (_percent(session.avoidable), "yellow" if session.avoidable else ""),
-        f"   saved {numbers.seconds(view.saved)} for {numbers.seconds(view.loading)} wait",
+        f"   saved {saved} for {numbers.seconds(view.loading)} wait",
     )
     return [title, rate, gpu]
 

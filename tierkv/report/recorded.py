@@ -91,7 +91,13 @@ def says(summary: Summary) -> Iterator[tuple[str, bool]]:
         yield "No prompt came in this time, so there is no hit rate.", False
         return
     saved, waited = summary["saved_prefill_seconds"], summary["load_seconds"]
-    if saved is not None and waited is not None and (saved or waited):
+    if saved == 0 and waited:
+        sentence = (
+            f"Requests waited {_seconds(waited)} for loads. What that saved is not known: the "
+            "engine computed too little for its speed to be measured."
+        )
+        yield sentence, False
+    elif saved is not None and waited is not None and (saved or waited):
         pays = saved > waited
         verdict = "it pays" if pays else "it does not pay: look at slow tiers below"
         sentence = (

@@ -125,6 +125,16 @@ def test_an_open_breaker_and_errors_are_said_in_words(
     assert 'class="bad">The breaker' in page
 
 
+def test_savings_that_are_not_known_yet_are_no_verdict(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    early = row(0, saved_prefill_seconds=0, load_seconds=9.0)
+    page_of(tmp_path, str(write(tmp_path / "run.jsonl", [early])))
+    table = printed(capsys)
+    assert "What that saved is not known" in table
+    assert "pay" not in table
+
+
 def test_a_configuration_is_shown_without_its_secrets(
     recording: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

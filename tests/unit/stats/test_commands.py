@@ -60,6 +60,20 @@ def test_top_prints_once_where_there_is_no_terminal(
     assert not any("\033" in line for line in out)
 
 
+def test_savings_that_are_not_known_yet_are_a_dash(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake = FakeEngine()
+    fake.counters.add("tierkv_load_seconds_total", 5.0)
+    server, _ = fake.serve()
+    monkeypatch.setattr("tierkv.cli.top._wait", lambda seconds: None)
+    try:
+        assert run(["top", "--once"]) == 0
+    finally:
+        server.close()
+    assert capsys.readouterr().out.splitlines()[2].endswith("saved – for 5s wait")
+
+
 def test_top_shows_all_engines_of_the_user(
     engine: FakeEngine, capsys: pytest.CaptureFixture[str]
 ) -> None:
