@@ -32,6 +32,7 @@ _OWN = frozenset({"path_relative", "path_type", "tier_name", "unit_type", "int_t
 """Errors of our own validators whose text follows the value that was read."""
 
 _INTEGERS = frozenset({"int_parsing", "int_from_float", "int_parsing_size"})
+_NUMBERS = frozenset({"float_parsing", "float_type", "finite_number"})
 _MAPPINGS = frozenset({"model_type", "model_attributes_type", "dict_type"})
 _BOOLEANS = frozenset({"bool_parsing", "bool_type"})
 _LISTS = frozenset({"tuple_type", "list_type"})
@@ -177,6 +178,8 @@ def _value_problem(kind: str, message: str, context: Mapping[str, Any], spot: _S
         return f"{shown(node)} {words} {context[name]}"
     if kind in _INTEGERS:
         return f"{shown(node)} must be a whole number"
+    if kind in _NUMBERS:
+        return f"{shown(node)} must be a number, like 0.01"
     if kind in _BOOLEANS:
         return f"{shown(node)} must be true or false"
     if kind in _MAPPINGS:
@@ -204,7 +207,8 @@ def _not_a_choice(spot: _Spot) -> str:
     field = spot.model.model_fields.get(spot.key) if spot.model else None
     choices = [str(choice) for choice in get_args(field.annotation)] if field else []
     if spot.path == "version":
-        return f"is {shown(spot.node)}; this release reads version {', '.join(choices)}"
+        unquoted = ", without quotes" if spot.node.value in choices else ""
+        return f"is {shown(spot.node)}; this release reads version {', '.join(choices)}{unquoted}"
     near = did_you_mean(str(spot.node.value), choices) if isinstance(spot.node.value, str) else ""
     return f"{shown(spot.node)} is not one of {', '.join(choices)}{near}"
 
