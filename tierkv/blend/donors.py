@@ -15,7 +15,7 @@ Thread: the scheduler's.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -115,8 +115,17 @@ class DonorIndex:
         self._children.clear()
         self._filter = _Filter()
 
-    def hits(self, tokens: TokenIds, begin: int, scope: Scope) -> Iterator[tuple[int, list[Donor]]]:
+    def hits(
+        self,
+        tokens: TokenIds,
+        begin: int,
+        scope: Scope,
+        skip: Callable[[int], bool] = lambda offset: False,
+    ) -> Iterator[tuple[int, list[Donor]]]:
         """Windows of the prompt that donors have, text compared, in ascending order.
+
+        Args:
+            skip: tells of offsets that are of no interest by now: their text is not hashed.
 
         Yields:
             Offset of the window's first token, and its donors.
@@ -129,7 +138,7 @@ class DonorIndex:
         passed = self._filter.passing(hashes)
         for at, fingerprint in zip(passed.tolist(), hashes[passed].tolist(), strict=True):
             donors = self._by_print.get(fingerprint)
-            if not donors:
+            if not donors or skip(begin + at):
                 continue
             window = tokens[begin + at : begin + at + size].astype("<i4", copy=False).tobytes()
             content = scope.content_key(window)

@@ -59,9 +59,7 @@ def find_runs(
     """
     runs: list[Run] = []
     covered = begin
-    for offset, donors in index.hits(tokens, begin, scope):
-        if offset < covered:
-            continue
+    for offset, donors in index.hits(tokens, begin, scope, lambda offset: offset < covered):
         best: Run | None = None
         for donor in donors:
             if not _is_present(index, donor, present):

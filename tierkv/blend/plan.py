@@ -90,6 +90,11 @@ class BlendPlan:
         return self.end - self.exact - len(self.fixed) - self.extra
 
     @property
+    def last_is_computed(self) -> bool:
+        """Whether the last token is one of those that are recomputed in any case."""
+        return len(self.fixed) > 0 and int(self.fixed[-1]) == self.end - 1
+
+    @property
     def recomputed(self) -> int:
         return len(self.fixed) + self.extra
 
