@@ -24,7 +24,7 @@ EXAMPLE = """\
 
 JSON = {
     "done": "whether it was done; false if it was only shown, or is queued",
-    "queued": "whether an idle engine does it before its next request, or when it is stopped",
+    "queued": "whether an idle engine does it before its next request",
     "targets": "list of `tier`, `namespace`, `model`, `whole_namespace`, `chunks`, `bytes`",
 }
 
@@ -217,7 +217,8 @@ def _show(targets: list[_Target], yes: bool, queued: bool, as_json: bool) -> Non
         output.result(line)
     if queued:
         output.result(
-            "queued: the engine is idle and does it before its next request, or when it is stopped"
+            "queued: the engine is idle and does it before its next request; send one to have it "
+            "done now"
         )
         return
     if yes:
