@@ -66,7 +66,7 @@ def open_scheduler_side(
         save_generated=config.save == "all",
     )
     if config.blend.mode != "off" and all(fact.blends for fact in ranks):
-        _blend(side, vllm_config, kv_cache_config, config.blend)
+        _blend(side, vllm_config, kv_cache_config, config.blend, len(ranks))
     if config.stats.socket:
         served = vllm_config.model_config.served_model_name
         side.watch(served[0] if isinstance(served, list) else str(served))
@@ -78,6 +78,7 @@ def _blend(
     vllm_config: VllmConfig,
     kv_cache_config: KVCacheConfig,
     config: BlendConfig,
+    ranks: int,
 ) -> None:
     events = vllm_config.kv_events_config
     if events is not None and events.enable_kv_cache_events:
@@ -95,7 +96,7 @@ def _blend(
     planner = Planner(
         config,
         side.store,
-        ranks=layout.ranks,
+        ranks=ranks,  # replicas too: each drafts, and none may be missing
         token_bytes=layout.block_bytes // layout.block_tokens,
         hash_block_tokens=hash_tokens if caching else None,
         job_id=side.new_job_id,

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -293,6 +293,13 @@ class SchedulerSide:
         for name, tokens in tokens_by_tier(load[1], self._layout.chunk_tokens).items():
             kind = self._tier_types[name]
             split[kind] = split.get(kind, 0) + tokens
+        blend = load[1].blend
+        if blend is not None:
+            for name, tokens in blend.by_tier.items():
+                kind = self._tier_types[name]
+                split[kind] = split.get(kind, 0) + tokens
+            # vLLM counts as a hit what the workers compute, too: no tier gave it.
+            split[""] = load[1].reach - load[1].start - sum(split.values())
         return split
 
     # Each step
@@ -322,13 +329,12 @@ class SchedulerSide:
         save = self._save_job(saves)
         fences = self._fences(output)
         self._step_blocks = set()
-        loads, self._new_loads = tuple(self._new_loads), []
-        blend = self._blend.orders(idle=not self._requests) if self._blend is not None else None
+        # Before the orders are taken: if this raises, they go out with the next plan.
         self._tell()
-        return StepPlan(loads=loads, save=save, fences=tuple(fences), blend=blend)
+        return replace(self.plan_pending_loads(), save=save, fences=tuple(fences))
 
     def plan_pending_loads(self) -> StepPlan:
-        """Standing aside: vLLM still waits for a report of each load that it admitted."""
+        """All that a plan needs when standing aside: vLLM waits for each load it admitted."""
         loads, self._new_loads = tuple(self._new_loads), []
         blend = self._blend.orders(idle=not self._requests) if self._blend is not None else None
         return StepPlan(loads=loads, blend=blend)
@@ -447,7 +453,10 @@ class SchedulerSide:
             if ok and self._blend is not None:
                 first, last = claim.first_chunk, claim.end // self._layout.chunk_tokens
                 self._blend.stored(tracked.chain.chunks[first:last], first, tracked.chain.scope)
-            if not ok:
+            if not ok and claim.blend is not None:
+                # The exact part may be sound: it is offered again, by itself.
+                tracked.computed = 0
+            elif not ok:
                 # Offered again it would fail again, and the request would never end.
                 tracked.never_load = True
                 tracked.computed = 0

@@ -114,9 +114,19 @@ class WorkerSide:
 
         try:
             model = BlendModel(self._vllm_config, kv_caches)
-            self._runner = Runner(model, self._region, config.max_blend_tokens_per_step)
+            self._runner = Runner(
+                model,
+                self._region,
+                config.max_blend_tokens_per_step,
+                in_lockstep=self._vllm_config.parallel_config.world_size > 1,
+            )
         except TierKVError as error:
             return (f"any-text reuse is off: {error}",)
+        except Exception as error:
+            # A model that is built in another way than was expected: prefixes are reused all the
+            # same.
+            logger.exception("TierKV: preparing any-text reuse raised")
+            return (f"any-text reuse is off: {type(error).__name__}: {error}",)
         return ()
 
     @property

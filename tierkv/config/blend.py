@@ -63,8 +63,8 @@ class BlendConfig(Model):
     )
     max_prompt_bytes: Size = Field(
         4 << 30,
-        description="Most memory on the engine's device for the KV of one prompt while it is "
-        "blended; a longer prompt is computed",
+        description="Most memory on the engine's device for the KV of prompts while they are "
+        "blended; those that find no room wait, a longer prompt is computed",
     )
     max_donors: Count = Field(
         1_000_000,

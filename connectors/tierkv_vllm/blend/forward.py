@@ -126,7 +126,8 @@ class Attention:
             _Segment.of(part, first, group, scratch.keys.dtype)
             for part in torch.split(positions, SEGMENT_ROWS)
         ]
-        self.mass = torch.zeros(scratch.tokens) if watch else None
+        device = scratch.keys.device
+        self.mass = torch.zeros(scratch.tokens, device=device) if watch else None
         self._watched_layers = round(scratch.layers * WATCH_SHARE)
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -158,7 +159,7 @@ class Attention:
 
     def _watched(self, query: Tensor, keys: Tensor, mask: Tensor) -> Tensor:
         scores = torch.baddbmm(mask.expand(len(keys), -1, -1), query, keys.mT, alpha=self._scale)
-        return scores.float().softmax(-1).sum((0, 1)).cpu()
+        return scores.float().softmax(-1).sum((0, 1))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -223,4 +224,4 @@ def choose(mass: Tensor, fixed: Tensor, exact: int, extra: int) -> Tensor:
     left = mass.clone()
     left[:exact] = -torch.inf
     left[fixed] = -torch.inf
-    return torch.cat([fixed, left.topk(extra).indices.to(fixed.device)]).sort().values
+    return torch.cat([fixed, left.topk(extra).indices]).sort().values

@@ -114,7 +114,7 @@ class BlendModel:
 
         if self.vllm_config.parallel_config.tensor_parallel_size == 1:
             return values
-        return tensor_model_parallel_all_reduce(values.to(self.device))
+        return tensor_model_parallel_all_reduce(values)
 
     @contextmanager
     def _attention(self, attend: Attend) -> Iterator[None]:
@@ -184,6 +184,9 @@ def _layer(name: str, module: Any, cache: Tensor, modules: Mapping[str, nn.Modul
         if present:
             raise UnsupportedError(f"layer {name} has {what}")
     parent = modules.get(name.rpartition(".")[0])
+    if not hasattr(parent, "rotary_emb"):
+        # Learned positions, say, which are in the keys for good. None: a layer without positions.
+        raise UnsupportedError(f"layer {name} has no rotary embedding where vLLM keeps it")
     rotary = getattr(parent, "rotary_emb", None)
     rope = Rope.of(rotary) if isinstance(rotary, nn.Module) else None
     return Layer(module, cache, PageReader.of(module, cache), rope)

@@ -173,10 +173,17 @@ class Planner:
             query = _Query(exact)
             self._queries[request_id] = query
             query.claim = self._begin(tracked, exact)
-        if query.claim is None or query.settled:
-            return query.claim
-        if not all(ticket.poll() for ticket in query.claim.tickets):
+        if query.claim is not None and not query.settled:
+            if not all(ticket.poll() for ticket in query.claim.tickets):
+                return True
+            self._settle(query)
+        if query.claim is not None and self._is_crowded(query.claim.plan):
             return True
+        return query.claim
+
+    def _settle(self, query: _Query) -> None:
+        """The donors were read: keep the claim if they are all there."""
+        assert query.claim is not None
         query.settled = True
         runs = zip(query.claim.plan.runs, query.claim.tickets, strict=True)
         if any(ticket.ready < len(run.donors) for run, ticket in runs):
@@ -184,7 +191,6 @@ class Planner:
             self._refuse(Refusal.GONE)
             query.claim.release()
             query.claim = None
-        return query.claim
 
     def _begin(self, tracked: TrackedRequest, exact: int) -> BlendClaim | None:
         mode = tracked.options.blend or self._config.mode
@@ -225,6 +231,12 @@ class Planner:
             if self._unprofitable % PROBE_EVERY:
                 return Refusal.COST
         return None
+
+    def _is_crowded(self, plan: BlendPlan) -> bool:
+        """Whether the drafts under way leave no memory for this one. They all come to an end."""
+        drafted = sum(job.claim.plan.end for job in self._jobs.values())
+        limit = self._config.max_prompt_bytes
+        return drafted > 0 and (drafted + plan.end) * self._token_bytes > limit
 
     def _refuse(self, reason: Refusal) -> BlendClaim | None:
         self._counters.add("tierkv_blend_declined_total", reason=reason)
@@ -276,7 +288,8 @@ class Planner:
                 plan.fixed.astype(np.int32),
                 plan.query.astype(np.int32),
                 plan.extra,
-                self._random.random() < self._config.shadow,
+                # What is compared follows the last token: it must have been computed.
+                plan.last_is_computed and self._random.random() < self._config.shadow,
                 exact_ops,
             )
         )

@@ -55,20 +55,30 @@ class Runner:
         model: of this rank.
         region: this rank's part of the DRAM pool.
         max_tokens: recomputed in one step at most.
+        in_lockstep: other ranks run the model together with this one.
 
     Raises:
         UnsupportedError: the pool does not hold this model's pages in a way that is known here.
     """
 
-    def __init__(self, model: BlendModel, region: PoolRegion, max_tokens: int) -> None:
+    def __init__(
+        self,
+        model: BlendModel,
+        region: PoolRegion,
+        max_tokens: int,
+        *,
+        in_lockstep: bool = False,
+    ) -> None:
         self._model = model
         self._max_tokens = max_tokens
+        self._in_lockstep = in_lockstep
         self._memory = ScratchMemory(model)
         self._drafts: dict[int, _Draft] = {}
         self._failed: dict[int, str] = {}
         self._active: deque[tuple[_Draft, Iterator[int]]] = deque()
         self._shadows: deque[_Shadow] = deque()
         self._shadow: Iterator[int] | None = None
+        self._shadow_failed = False
         self._loading: dict[int, bool | None] = {}
         self._drafted: dict[int, tuple[int, bool]] = {}
         self._seconds: dict[int, float] = {}
@@ -111,6 +121,10 @@ class Runner:
             except Exception:
                 # Nothing was written to the engine's blocks yet: the request is computed instead.
                 logger.exception("TierKV: a blend failed")
+                if self._in_lockstep:
+                    # Others may be in the middle of a reduction: what this rank sends next would
+                    # be taken for its part of it. Better no engine than wrong tokens.
+                    raise
                 ended.failed.add(draft.job.request_id)
                 done = None
             draft.seconds += time.perf_counter() - began
@@ -139,8 +153,9 @@ class Runner:
 
     def news(self) -> BlendNews | None:
         """What happened since the last call; None if nothing did."""
-        if not (self._drafted or self._seconds or self._compared):
+        if not (self._drafted or self._seconds or self._compared or self._shadow_failed):
             return None
+        self._shadow_failed = False
         news = BlendNews(self._drafted, self._seconds, tuple(self._compared), self._shadows_left)
         self._drafted, self._seconds, self._compared = {}, {}, []
         return news
@@ -214,11 +229,13 @@ class Runner:
             chosen = choose(mass, chosen, job.exact, job.extra)
             yield len(query)
         hidden = None
-        for part in torch.split(chosen, self._max_tokens):
+        for part in torch.split(chosen, self._max_tokens) if len(chosen) else ():
             hidden = recompute(model, scratch, tokens, part)
             yield len(part)
         self._fill(job, scratch)
-        if job.shadow and hidden is not None and len(self._shadows) < MAX_SHADOWS:
+        # Where donors cover the very end and nothing asks, the last token was not computed.
+        is_last = len(job.fixed) > 0 and job.fixed[-1] == len(job.tokens) - 1
+        if job.shadow and is_last and hidden is not None and len(self._shadows) < MAX_SHADOWS:
             self._shadows.append(_Shadow(tokens, model.logits(hidden[-1:])[0]))
 
     def _read_exact(self, job: BlendJob, scratch: Scratch) -> None:
@@ -246,7 +263,16 @@ class Runner:
     def _compare(self) -> None:
         if self._shadow is None and self._shadows:
             self._shadow = self._in_full(self._shadows.popleft())
-        if self._shadow is not None and next(self._shadow, None) is None:
+        if self._shadow is None:
+            return
+        try:
+            done = next(self._shadow, None)
+        except Exception:
+            logger.exception("TierKV: a blended prompt could not be computed in full")
+            if self._in_lockstep:
+                raise  # as for a blend
+            done, self._shadow_failed = None, True
+        if done is None:
             self._shadow = None
 
     def _in_full(self, shadow: _Shadow) -> Iterator[int]:
