@@ -37,8 +37,13 @@ def make_blend(rig_model: Path) -> Iterator[MakeRig]:
         rig.close()
 
 
+def side(rig: BlendRig) -> Any:
+    connector: Any = rig.connector
+    return connector._scheduler
+
+
 def served(rig: BlendRig) -> int:
-    counts = rig.connector._scheduler.store.context.counters.snapshot()[SERVED]
+    counts = side(rig).store.context.counters.snapshot()[SERVED]
     return sum(int(one["value"]) for one in counts if one["labels"]["outcome"] == "served")
 
 
@@ -74,7 +79,7 @@ def test_a_shadow_that_fails_is_dropped_and_the_engine_comes_to_rest(make_blend:
     rig = make_blend({"shadow": 1.0})
     rig.generate("first", FIRST)
     runner = rig.runners[0]
-    runner._in_full = broken_work  # type: ignore[method-assign]
+    runner._in_full = broken_work  # type: ignore[method-assign, assignment]
     rig.generate("second", SECOND)
     assert served(rig) == 1
     assert not rig.busy()
@@ -121,7 +126,7 @@ def test_all_tokens_of_a_blend_are_attributed_to_a_source(make_blend: MakeRig) -
     rig.generate("first", FIRST)
     request = rig.add("second", SECOND, 4)
     rig.step()
-    split = rig.connector._scheduler.hit_tokens_by_tier_type(request)
+    split = side(rig).hit_tokens_by_tier_type(request)
     # vLLM computes nothing of the prompt but its last token.
     assert sum(split.values()) == len(SECOND)
     assert 0 < split[""] < split["dram"] < len(B + A)

@@ -33,7 +33,7 @@ def test_a_layer_without_positions_among_others_is_not_turned(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(PageReader, "_try", lambda *_: None)
-    parent = torch.nn.Module()
+    parent: Any = torch.nn.Module()
     parent.rotary_emb = None
     layer = _layer("h.0.attn", attention_layer(), torch.zeros(2, 1, 16, 16), {"h.0": parent})
     assert layer.rope is None
