@@ -58,7 +58,14 @@ def server(random_llama_dir: Path) -> Iterator[Server]:
 @pytest.fixture
 def engine(server: Server) -> Iterator[client.Engine]:
     """Whose socket it is cannot be mistaken: the only one of a child of the server."""
-    (found,) = [e for e in client.engines() if os.getpgid(e.info["pid"]) == server.pid]
+    # Engines of other tests may be alive, too.
+    mine = []
+    for each in client.engines():
+        if os.getpgid(each.info["pid"]) == server.pid:
+            mine.append(each)
+        else:
+            each.close()
+    (found,) = mine
     yield found
     found.close()
 

@@ -58,13 +58,16 @@ def find_runs(
         Runs that do not overlap, ascending.
     """
     runs: list[Run] = []
-    covered = begin
-    for offset, donors in index.hits(tokens, begin, scope, lambda offset: offset < covered):
+
+    def covered() -> int:
+        return runs[-1].end if runs else begin
+
+    for offset, donors in index.hits(tokens, begin, scope, lambda offset: offset < covered()):
         best: Run | None = None
         for donor in donors:
             if not _is_present(index, donor, present):
                 continue
-            run = _grow(index, tokens, covered, offset, donor, present)
+            run = _grow(index, tokens, covered(), offset, donor, present)
             # Of equals, the one with more text before it: it was the better donor, measured.
             if best is None or (run.end, -run.shift) > (best.end, -best.shift):
                 best = run
@@ -72,7 +75,6 @@ def find_runs(
             for donor in best.donors:
                 index.used(donor)
             runs.append(best)
-            covered = best.end
     return runs
 
 

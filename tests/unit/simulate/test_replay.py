@@ -69,31 +69,6 @@ def test_a_disk_below_counts_for_what_dram_lost(tmp_path: Path, seed: int) -> No
     assert found.disk_tokens > 0
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_lru_hits_are_those_of_libcachesim(tmp_path: Path, seed: int) -> None:
-    libcachesim = pytest.importorskip(
-        "libcachesim", reason="libcachesim is not installed: pip install libcachesim"
-    )
-    trace = make_trace(tmp_path, seed)
-    cache = libcachesim.LRU(cache_size=40)
-    ids: dict[bytes, int] = {}
-
-    def request(key: bytes) -> object:
-        made = libcachesim.Request()
-        made.obj_id, made.obj_size = ids.setdefault(key, len(ids) + 1), 1
-        return made
-
-    tokens = 0
-    for prompt in trace.prompts:
-        run = 0
-        while run < len(prompt.keys) and cache.find(request(prompt.keys[run]), False):
-            run += 1
-        tokens += min(run * BLOCK, prompt.tokens - 1)
-        for key in reversed(prompt.keys):
-            cache.get(request(key))
-    assert replayed(trace, 40, 0, "lru").found.dram_tokens == tokens > 0, f"seed {seed}"
-
-
 @pytest.mark.parametrize("policy", ["lru", "s3fifo"])
 def test_with_room_for_all_hits_reach_the_ceiling(tmp_path: Path, policy: str) -> None:
     trace = make_trace(tmp_path, 4)
