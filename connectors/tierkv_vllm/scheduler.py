@@ -245,6 +245,9 @@ class SchedulerSide:
         if claim.blend is not None and claim.start + external != claim.reach:
             self._counters.add("tierkv_blend_declined_total", reason="cut_short")
             tracked.never_blend = True
+            tracked.drop_claim()
+            if self._blend is not None:
+                self._blend.forget(request.request_id)
             self.fail_load(request)
             return
         if claim.blend is None:

@@ -25,7 +25,7 @@ class BlendJob:
             token in its chunk, tokens, first position in the prompt, positions that it moves by.
         fixed, query: positions; see `tierkv.blend.plan.BlendPlan`.
         extra: tokens to choose.
-        shadow: compute it in full too, later, and compare.
+        shadow: compute it in full too, later, and compare; only where the last token is `fixed`.
         exact_ops: copies, as of a `LoadJob`, that bring the part of the exact tokens that the
             engine lacks.
     """

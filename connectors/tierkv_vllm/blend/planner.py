@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import random
 import secrets
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -85,7 +84,6 @@ class _Job:
     tracked: TrackedRequest
     claim: BlendClaim
     ranks_left: int
-    began: float
     was_approximate_from: int | None
     """An earlier blend's, before a preemption."""
     ok: bool = True
@@ -265,9 +263,7 @@ class Planner:
         plan = claim.plan
         claim.by_tier = self._tokens_by_tier(claim)
         job_id = self._job_id()
-        self._jobs[job_id] = _Job(
-            tracked, claim, self._ranks, time.monotonic(), tracked.approximate_from
-        )
+        self._jobs[job_id] = _Job(tracked, claim, self._ranks, tracked.approximate_from)
         self._by_request[request.request_id] = job_id
         if self._hash_block_tokens is not None:
             tracked.taint = Taint.put(request, plan.first_approximate // self._hash_block_tokens)

@@ -233,9 +233,7 @@ class Runner:
             hidden = recompute(model, scratch, tokens, part)
             yield len(part)
         self._fill(job, scratch)
-        # Where donors cover the very end and nothing asks, the last token was not computed.
-        is_last = len(job.fixed) > 0 and job.fixed[-1] == len(job.tokens) - 1
-        if job.shadow and is_last and hidden is not None and len(self._shadows) < MAX_SHADOWS:
+        if job.shadow and hidden is not None and len(self._shadows) < MAX_SHADOWS:
             self._shadows.append(_Shadow(tokens, model.logits(hidden[-1:])[0]))
 
     def _read_exact(self, job: BlendJob, scratch: Scratch) -> None:
