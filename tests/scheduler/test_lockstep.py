@@ -130,3 +130,27 @@ def test_all_tokens_of_a_blend_are_attributed_to_a_source(make_blend: MakeRig) -
     # vLLM computes nothing of the prompt but its last token.
     assert sum(split.values()) == len(SECOND)
     assert 0 < split[""] < split["dram"] < len(B + A)
+
+
+def test_an_offer_that_vllm_cuts_short_is_let_go_and_the_prompt_computed(
+    make_blend: MakeRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = make_blend()
+    rig.generate("first", FIRST)
+    planner = side(rig)
+    allocated = planner.allocated
+    leased: list[int] = []
+
+    def less(request: Any, blocks: Any, external: int) -> None:
+        short = request.request_id == "second" and external > 0 and not leased
+        allocated(request, blocks, external - 1 if short else external)
+        if short:
+            leased.append(planner.store.snapshot()["tierkv_leased_slots"][0]["value"])
+
+    monkeypatch.setattr(planner, "allocated", less)
+    rig.generate("second", SECOND)
+    assert leased == [0]
+    declined = planner.store.snapshot()["tierkv_blend_declined_total"]
+    told = {one["labels"]["reason"]: one["value"] for one in declined if one["value"]}
+    assert told == {"no_match": 1, "cut_short": 1}  # the first prompt had no donors
+    idle(rig)
