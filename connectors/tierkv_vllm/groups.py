@@ -17,6 +17,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tierkv.telemetry.counters import Counters
+
 Sizes = Sequence[tuple[int, int | None]]
 """Of each group in vLLM's order: tokens in a block, and the window (None: no end)."""
 
@@ -41,6 +43,11 @@ class Group:
     def attention(self) -> str:
         """Label of the metric that counts its blocks."""
         return "full" if self.window is None else "window"
+
+    def count(self, counters: Counters, op: str, blocks: int) -> None:
+        """Count blocks that a load or a save (`op`) copies."""
+        name = "tierkv_engine_blocks_total"
+        counters.add(name, blocks, op=op, attention=self.attention)
 
     def first_needed(self, tokens: int) -> int:
         """The first block that vLLM needs, and keeps, once `tokens` tokens are computed."""

@@ -19,17 +19,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from vllm.logger import init_logger
 
-from tierkv.keys import Chunk, ChunkChain, Namespace, Scope
+from tierkv.keys import ChunkChain, Namespace
 from tierkv.store import Store
 from tierkv_vllm import identity, options
 from tierkv_vllm.groups import Group
-from tierkv_vllm.messages import CopyOps, LoadJob, SaveJob, StepPlan, WorkerReport
+from tierkv_vllm.messages import CopyOps, LoadJob, StepPlan, WorkerReport
+from tierkv_vllm.saves import BlockIds, Saves, Saving
 from tierkv_vllm.tracking import Accounting, Claim, Declined, TrackedRequest, tokens_by_tier
 from tierkv_vllm.watching import Watch
 
@@ -46,38 +47,6 @@ PATIENCE_TOKENS = 8192
 """Computed tokens of a prompt that may wait to be saved until its first token is out."""
 
 NO_OPS: CopyOps = np.empty((0, 3), dtype=np.int32)
-
-BlockIds = Sequence[Sequence[int]]
-"""Engine blocks by KV cache group."""
-
-
-@dataclass(frozen=True, slots=True)
-class Saving:
-    """Chunks of one request that are to be saved.
-
-    Attributes:
-        chunks: consecutive ones.
-        blocks: that hold them.
-        first: number of the first of them in its chain.
-        scope: of the chain.
-    """
-
-    chunks: list[Chunk]
-    blocks: BlockIds
-    first: int
-    scope: Scope
-
-
-@dataclass(slots=True)
-class _Save:
-    """A save job that workers have not all reported yet."""
-
-    slots: list[int]
-    blocks: set[int]
-    generation: int
-    ranks_left: int
-    runs: list[Saving]
-    ok: bool = True
 
 
 class SchedulerSide:
@@ -108,7 +77,6 @@ class SchedulerSide:
         windows = [group.window for group in groups if group.window is not None]
         self._patience = min([PATIENCE_TOKENS, *windows])
         self._landing: dict[str, tuple[Request, int]] | None = {} if windows else None
-        self._ranks = ranks
         self._save_generated = save_generated
         self._counters = store.context.counters
         self._accounting = Accounting(store, self._layout.chunk_tokens)
@@ -122,7 +90,7 @@ class SchedulerSide:
         # and then shares vLLM's blocks instead of filling blocks of its own.
         self._arriving: dict[bytes, str] = {}
         self._leaving: list[Saving] = []
-        self._saves: dict[int, _Save] = {}
+        self._saves = Saves(store, groups, ranks, self.new_job_id)
         self._step_blocks: set[int] = set()
         self._last_prefill: tuple[float, int, frozenset[str]] | None = None
         self._watch: Watch | None = None
@@ -281,7 +249,7 @@ class SchedulerSide:
             ops[:, 1] = group.first_index + blocks % group.per_chunk
             ops[:, 2] = np.asarray(ids, dtype=np.int32)[blocks]
             parts.append(ops)
-            self._count_blocks(group, "load", len(ops))
+            group.count(self._counters, "load", len(ops))
         ops = np.concatenate(parts)
         if not ops[:, 2].all():
             raise RuntimeError("vLLM gave no block to a part of the load that is needed")
@@ -329,8 +297,8 @@ class SchedulerSide:
                 saves += self._unsaved(tracked)
             tracked.step_began = tracked.computed
             tracked.computed += scheduled
-        save = self._save_job(saves)
-        fences = self._fences(output)
+        save = self._saves.begin(saves)
+        fences = self._saves.fences(self._step_blocks, output)
         self._step_blocks = set()
         # Before the orders are taken: if this raises, they go out with the next plan.
         self._tell()
@@ -400,38 +368,6 @@ class SchedulerSide:
         blocks = [ids[first * group.per_chunk : full * group.per_chunk] for group, ids in pairs]
         return [Saving(tracked.chain.chunks[first:full], blocks, first, tracked.chain.scope)]
 
-    def _save_job(self, saves: list[Saving]) -> SaveJob | None:
-        rows: list[tuple[int, int, int]] = []
-        slots: list[int] = []
-        for saving in saves:
-            for index, slot in self.store.save(saving.chunks):
-                slots.append(slot)
-                for group, ids in zip(self._groups, saving.blocks, strict=True):
-                    part = ids[index * group.per_chunk : (index + 1) * group.per_chunk]
-                    self._count_blocks(group, "save", len(part))
-                    rows += [(slot, j, block) for j, block in enumerate(part, group.first_index)]
-        if not rows:
-            return None
-        job = SaveJob(self.new_job_id(), np.asarray(rows, dtype=np.int32))
-        self._saves[job.job_id] = _Save(
-            slots, {row[2] for row in rows}, self.store.generation, self._ranks, saves
-        )
-        return job
-
-    def _fences(self, output: SchedulerOutput) -> list[int]:
-        """Saves in flight whose blocks this step writes; those it overwrites unordered are lost."""
-        # Model runner V2 zeroes blocks and copies them on write before a connector can order
-        # anything: what such a save reads cannot be trusted.
-        unordered = set(output.new_block_ids_to_zero or ())
-        unordered.update(copy.dst_block_id for copy in output.kv_cache_block_copies or ())
-        fences = []
-        for job_id, save in self._saves.items():
-            if save.blocks & unordered:
-                save.ok = False
-            if save.blocks & self._step_blocks:
-                fences.append(job_id)
-        return fences
-
     # Reports of the workers
 
     def loaded(self, finished: Iterable[str], failed: Iterable[str]) -> None:
@@ -473,25 +409,12 @@ class SchedulerSide:
             claim.ticket.release()
 
     def saved(self, report: WorkerReport) -> None:
-        """Ranks ended these save jobs; a job counts when the last one has."""
+        """What the workers report of saves and blends."""
         if report.blend is not None and self._blend is not None:
             self._blend.hear(report.blend)
-        for job_id, (ranks, ok) in report.saves.items():
-            save = self._saves.get(job_id)
-            if save is None:
-                continue
-            save.ok &= ok
-            save.ranks_left -= ranks
-            if save.ranks_left > 0:
-                continue
-            del self._saves[job_id]
-            if save.ok:
-                self.store.commit(save.slots, save.generation)
-                if self._blend is not None:
-                    for run in save.runs:
-                        self._blend.stored(run.chunks, run.first, run.scope)
-            else:
-                self.store.abandon(save.slots, save.generation)
+        for saving in self._saves.reported(report.saves):
+            if self._blend is not None:
+                self._blend.stored(saving.chunks, saving.first, saving.scope)
         self._tell()
 
     def _tell(self) -> None:
@@ -608,10 +531,6 @@ class SchedulerSide:
         """Where a hit can end at most: the last block boundary before the last token."""
         block = self._layout.block_tokens
         return (request.num_tokens - 1) // block * block
-
-    def _count_blocks(self, group: Group, op: str, count: int) -> None:
-        name = "tierkv_engine_blocks_total"
-        self._counters.add(name, count, op=op, attention=group.attention)
 
     def new_job_id(self) -> int:
         """Never the same twice."""
