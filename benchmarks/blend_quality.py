@@ -29,6 +29,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -114,18 +115,14 @@ class Lab:
 
     def values_at_check_layer(self, tokens: Tensor, into: Scratch) -> Tensor:
         """Fresh values of layer 1; keys and values up to there go into the scratch."""
-        got: list[Tensor] = []
-        inner = recompute
 
         def stop(layer: int) -> None:
             if layer == CHECK_LAYER:
                 raise Stop
 
-        try:
-            inner(self.model, into, tokens, torch.arange(len(tokens)), after_layer=stop)
-        except Stop:
-            got.append(into.layer(CHECK_LAYER)[1].float().clone())
-        return got[0]
+        with suppress(Stop):
+            recompute(self.model, into, tokens, torch.arange(len(tokens)), after_layer=stop)
+        return into.layer(CHECK_LAYER)[1].float().clone()
 
 
 def documents(lab: Lab, count: int) -> list[Document]:
@@ -154,11 +151,11 @@ def served_donors(lab: Lab, docs: list[Document], rng: random.Random) -> list[Do
     for index, doc in enumerate(docs):
         others = rng.sample([d for i, d in enumerate(docs) if i != index], rng.randint(0, 3))
         before = [t for other in others for t in other.tokens]
-        donors.append(donor_behind(lab, before, doc, 0))
+        donors.append(donor_behind(lab, before, doc))
     return donors
 
 
-def donor_behind(lab: Lab, before: list[int], doc: Document, offset: int) -> Donor:
+def donor_behind(lab: Lab, before: list[int], doc: Document) -> Donor:
     tokens = torch.tensor(before + doc.tokens)
     scratch = Scratch(lab.model, len(tokens))
     positions = torch.arange(len(tokens))
@@ -255,6 +252,8 @@ def methods(
 ) -> Method:
     """Everything that is compared, on one prompt."""
     rng = random.Random(3)
+    # Documents as earlier prompts have blended them: what serving never uses, to show why.
+    second_hand = list(served)
 
     def draft(case: Case, donors: list[Donor], *, turn: bool = True) -> Scratch:
         placed = [(b, donors[i]) for b, i in zip(case.begins, case.docs, strict=True)]
@@ -282,16 +281,11 @@ def methods(
         for name, mode in modes.items():
             blended = by_mode(name, mode, case, served)
             if name == "balanced":
-                again = [Donor(d.keys, d.values, d.start) for d in served]
+                by_mode("balanced, donors blended before", mode, case, second_hand)
                 for begin, index in zip(case.begins, case.docs, strict=True):
                     end = begin + len(docs[index].tokens)
-                    again[index] = Donor(
-                        blended.keys[:, begin:end].clone(),
-                        blended.values[:, begin:end].clone(),
-                        begin,
-                    )
-                order = list(zip(case.begins, case.docs, strict=True))
-                add_second(case, again, order)
+                    keys, values = blended.keys[:, begin:end], blended.values[:, begin:end]
+                    second_hand[index] = Donor(keys.clone(), values.clone(), begin)
         for count in (8, 16, 32):
             rows = anchors(case, docs, count)
             add(f"served, first {count}", case, draft(case, served), rows, now())
@@ -320,11 +314,6 @@ def methods(
         add("control: all recomputed", case, draft(case, served), everything, now())
         add_same_history(case)
 
-    def add_second(case: Case, again: list[Donor], order: list[tuple[int, int]]) -> None:
-        """Donors that were blended themselves, in the order turned round: never done in serving."""
-        name = "balanced, donors blended before"
-        by_mode(name, modes["balanced"], case, again)
-
     def add_same_history(case: Case) -> None:
         """Donors with the very same text before them, at other positions: rounding alone."""
         moved = 1000
@@ -332,7 +321,7 @@ def methods(
         # Rotary positions are relative: the same text 1,000 tokens later is the same text.
         tokens = torch.cat([case.tokens[:1].expand(moved), case.tokens])
         positions = torch.arange(moved, moved + case.context)
-        hidden_rows(scratch, tokens, positions, moved)
+        recompute(lab.model, scratch, tokens, positions, first=moved)
         donor = Donor(
             scratch.keys[:, moved : moved + case.context],
             scratch.values[:, moved : moved + case.context],
@@ -342,9 +331,6 @@ def methods(
         add(
             "floor: same history, turned", case, draft_, anchors(case, docs, 0), time.perf_counter()
         )
-
-    def hidden_rows(scratch: Scratch, tokens: Tensor, positions: Tensor, first: int) -> None:
-        recompute(lab.model, scratch, tokens, positions, first=first)
 
     return run
 
@@ -420,7 +406,7 @@ def main() -> None:
     with torch.inference_mode():
         served = served_donors(lab, docs, rng)
         sink = [lab.tokenizer.bos_token_id or docs[0].tokens[0]]
-        alone = [donor_behind(lab, sink, doc, 0) for doc in docs]
+        alone = [donor_behind(lab, sink, doc) for doc in docs]
         scores: dict[str, Score] = {}
         run = methods(lab, docs, served, alone, scores, modes)
         for number in range(args.prompts):
