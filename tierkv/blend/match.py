@@ -21,6 +21,9 @@ Present = Callable[[bytes], bool]
 
 MIN_GROWTH = 8
 """Tokens for which a neighbouring chunk is worth loading."""
+MIN_EXTENSION = 32
+"""Tokens by which a run that begins in covered text must reach beyond it: its first ones there are
+computed anew anyway."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,24 +61,51 @@ def find_runs(
         Runs that do not overlap, ascending.
     """
     runs: list[Run] = []
+    size = index.chunk_tokens
+    overlapping: Run | None = None  # of those that begin in covered text, the one that ends last
 
     def covered() -> int:
         return runs[-1].end if runs else begin
 
-    for offset, donors in index.hits(tokens, begin, scope, lambda offset: offset < covered()):
-        best: Run | None = None
-        for donor in donors:
-            if not _is_present(index, donor, present):
-                continue
-            run = _grow(index, tokens, covered(), offset, donor, present)
-            # Of equals, the one with more text before it: it was the better donor, measured.
-            if best is None or (run.end, -run.shift) > (best.end, -best.shift):
-                best = run
-        if best is not None:
-            for donor in best.donors:
-                index.used(donor)
-            runs.append(best)
+    def of_no_use(offset: int) -> bool:
+        # Grown by a part of a chunk, it ends in covered text still.
+        return offset + 2 * size <= covered()
+
+    def take(run: Run) -> None:
+        run = _clipped(run, covered(), size)
+        for donor in run.donors:
+            index.used(donor)
+        runs.append(run)
+
+    for offset, donors in index.hits(tokens, max(0, begin - 2 * size + 1), scope, of_no_use):
+        grown = [
+            _grow(index, tokens, covered(), offset, donor, present)
+            for donor in donors
+            if _is_present(index, donor, present)
+        ]
+        if not grown:
+            continue
+        # Of equals, the one with more text before it: it was the better donor, measured.
+        best = max(grown, key=lambda run: (run.end, -run.shift))
+        if overlapping is not None and best.begin >= covered() + MIN_EXTENSION:
+            take(overlapping)
+            overlapping = None
+        if offset >= covered():
+            take(best)
+            overlapping = None
+        elif best.end >= max(covered() + MIN_EXTENSION, overlapping.end + 1 if overlapping else 0):
+            overlapping = best
+    if overlapping is not None:
+        take(overlapping)
     return runs
+
+
+def _clipped(run: Run, edge: int, size: int) -> Run:
+    """Without what is before the edge."""
+    if run.begin >= edge:
+        return run
+    needed = [donor for donor in run.donors if donor.start + size + run.shift > edge]
+    return Run(edge, run.end, run.shift, tuple(needed))
 
 
 def _grow(

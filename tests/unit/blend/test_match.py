@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.unit.blend.library import CHUNK, NAMESPACE, SCOPE, Library, ids, words
 from tierkv.blend.donors import MAX_VARIANTS
-from tierkv.blend.match import MIN_GROWTH, Run, find_runs
+from tierkv.blend.match import MIN_EXTENSION, MIN_GROWTH, Run, find_runs
 
 
 def runs_of(
@@ -113,6 +113,41 @@ def test_of_several_donors_the_one_that_reaches_furthest_is_taken() -> None:
     library.serve(words(5, 192) + document[: 3 * CHUNK])
     (run,) = runs_of(library, words(6, 21) + document)
     assert (run.begin, run.end, run.shift) == (21, 21 + 6 * CHUNK, 21 - 128)
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_a_document_that_one_donor_has_in_part_is_gone_on_with_by_another(exact: bool) -> None:
+    """The first donor's prompt ended in the middle of it; less than a chunk of it is left."""
+    library = Library()
+    document = words(1, 3 * CHUNK + 50)
+    library.serve(document[: 3 * CHUNK])
+    library.serve(words(2, 100) + document + words(3, CHUNK))
+    before = [] if exact else words(4, 21)
+    prompt = before + document + words(5, 70)
+    end = len(before) + 3 * CHUNK
+    found = spans(runs_of(library, prompt, begin=end if exact else 0))
+    assert found == [*([] if exact else [(21, end)]), (end, end + 50)]
+
+
+def test_a_run_that_ends_early_is_gone_on_with_where_no_donor_has_all() -> None:
+    library = Library()
+    document = words(1, 6 * CHUNK)
+    library.serve(document[: 3 * CHUNK])
+    library.serve(words(2, 30) + document[CHUNK + 5 :] + words(3, CHUNK))
+    prompt = words(4, 21) + document + words(5, 70)
+    (first, second) = runs_of(library, prompt)
+    assert (first.begin, first.end, first.shift) == (21, 21 + 3 * CHUNK, 21)
+    assert (second.begin, second.end) == (21 + 3 * CHUNK, 21 + 6 * CHUNK)
+    assert second.shift == 21 + CHUNK + 5 - 30
+
+
+def test_a_run_is_not_gone_on_with_for_less_than_its_first_tokens_cost() -> None:
+    library = Library()
+    for more, begin, expected in ((MIN_EXTENSION - 1, 5, 1), (MIN_EXTENSION, 6, 2)):
+        document = words(begin, 3 * CHUNK + more)
+        library.serve(document[: 3 * CHUNK])
+        library.serve(words(90 + begin, 30) + document[begin:] + words(80 + begin, CHUNK))
+        assert len(runs_of(library, words(4, 21) + document + words(7, 70))) == expected
 
 
 def test_of_equal_donors_the_one_with_more_text_before_it_is_taken() -> None:
