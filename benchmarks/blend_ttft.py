@@ -51,6 +51,8 @@ def documents(client: Client) -> list[list[int]]:
 
 
 def spread(values: list[float]) -> dict[str, float]:
+    if len(values) < 2:
+        return {"median": statistics.median(values), "iqr": 0.0, "n": len(values)}
     low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
     return {"median": middle, "iqr": high - low, "n": len(values)}
 

@@ -7,6 +7,7 @@ See `blending.py`: approximate bytes that reach somebody else fail the rig's own
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -19,9 +20,14 @@ from tests.scheduler.blending import MARK, BlendRig, recompute, turned
 from tests.scheduler.conftest import dram, dram_and_disk, text
 from tests.scheduler.movers import FailingMover, RandomMover
 from tests.scheduler.rig import HEAD_SIZE, Rig, expected_output, kv_of, prefix_states
+from tests.scheduler.test_counting import Exporter
 from tests.scheduler.test_reuse import forget_engine_cache, idle
 from tests.scheduler.test_ways_out import step_until, wrap_movers
 from tierkv.blend.plan import MODES
+from tierkv.cli.top_view import Viewer
+from tierkv.stats import client
+from tierkv.stats.source import SocketSource
+from tierkv.telemetry import rates
 
 MakeRig = Callable[..., BlendRig]
 OFF = {"tierkv": {"blend": "off"}}
@@ -163,6 +169,43 @@ def test_accounts_add_up(make_blend: MakeRig) -> None:
     assert counter(rig, "tierkv_blend_requests_total", "outcome") == {("served",): 1}
     # The first one had nothing to be compared with.
     assert refused(rig) == {"no_match": 1}
+
+
+def test_socket_page_and_top_tell_the_same_of_a_blended_prompt(make_blend: MakeRig) -> None:
+    rig = make_blend()
+    exporter = Exporter(rig)
+    rig.generate("first", FIRST)
+    rig.generate("second", SECOND)
+    rig.step()
+    fixed, _ = plan_by_hand()
+    anew = len(fixed) + round(0.06 * 384)
+    reused = len(SECOND) - anew
+    with closing(client.connect(rig.connector._scheduler._watch._server.path)) as engine:
+        viewer = Viewer(engine.info, "here")
+        viewer.add(SocketSource(engine).read(50))
+        on_socket = engine.request("snapshot")["metrics"]
+    for metrics in (on_socket, exporter.snapshot()):
+        tokens = rates.totals(metrics, "tierkv_query_tokens_total", "outcome", "tier", "reuse")
+        assert {key: n for key, n in tokens.items() if n} == {
+            ("miss", "none", "none"): 384,
+            ("tail", "none", "none"): 46,
+            ("hit", "dram", "any_text"): reused,
+            ("recomputed", "none", "none"): anew,
+        }
+        blended = rates.totals(metrics, "tierkv_blend_tokens_total", "kind")
+        assert blended == {("reused",): reused, ("recomputed",): anew}
+        assert rates.total(metrics, "tierkv_blend_requests_total", outcome="served") == 1
+        assert rates.total(metrics, "tierkv_blend_declined_total", reason="no_match") == 1
+    view = viewer.view()
+    assert view.blend is not None
+    assert (view.blend.served, view.blend.failed, view.blend.declined) == (1, 0, 1)
+    assert (view.blend.reused, view.blend.recomputed, view.blend.kl) == (reused, anew, None)
+    assert view.session.hit == reused / (len(FIRST) + len(SECOND))
+    assert [tier.hit_session for tier in view.tiers] == [view.session.hit]
+    (second,) = [one for one in view.requests or () if one["request_id"] == "second"]
+    parts = [(part["outcome"], part["tier"], part["tokens"]) for part in second["parts"]]
+    assert sorted(parts) == [("hit", "dram", reused), ("recomputed", "none", anew)]
+    idle(rig)
 
 
 def test_exact_text_comes_first_and_is_counted_apart(make_blend: MakeRig) -> None:
