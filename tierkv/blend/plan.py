@@ -37,8 +37,8 @@ class Mode:
 
 MODES = {
     "fast": Mode(8, 0.0),
-    "balanced": Mode(12, 0.06),
-    "quality": Mode(16, 0.14),
+    "balanced": Mode(16, 0.09),
+    "quality": Mode(16, 0.16),
 }
 
 

@@ -25,6 +25,7 @@ EXAMPLE = """\
 JSON = {
     "time, seconds": "of the numbers, since 1970; how long the interval was; one object a line",
     "query_tokens, hit_tokens, gpu_hit_tokens": "in the interval",
+    "any_text_hit_tokens": "those of hit_tokens that were reused in another place",
     "hit_rate, prefill_avoided, avoidable": "0 to 1; null without data",
     "outcomes": "query tokens by outcome",
     "saved_prefill_seconds, load_seconds": "estimated; waited",
@@ -123,6 +124,9 @@ def measured(before: Sample, after: Sample, interval: float) -> dict[str, Any]:
         "query_tokens": int(found.query_tokens),
         "hit_tokens": int(found.hit_tokens),
         "gpu_hit_tokens": int(found.gpu_tokens),
+        "any_text_hit_tokens": int(
+            rates.total(step, "tierkv_query_tokens_total", outcome="hit", reuse="any_text")
+        ),
         "hit_rate": _rounded(found.hit),
         "prefill_avoided": _rounded(found.prefill_avoided),
         "avoidable": _rounded(found.avoidable),

@@ -86,7 +86,8 @@ class FakeEngine:
         query = "tierkv_query_tokens_total"
         unit = 1000 * seconds * load
         for tier, part in zip(self.tiers, (0.48, 0.191, 0.043), strict=False):
-            add(query, unit * part, outcome="hit", tier=tier, reuse="exact")
+            reuse = "any_text" if tier == "redis" else "exact"
+            add(query, unit * part, outcome="hit", tier=tier, reuse=reuse)
         for outcome, part in (("miss", 0.21), ("late", 0.011), ("tail", 0.055), ("skipped", 0.01)):
             add(query, unit * part, outcome=outcome, tier="none", reuse="none")
         miss = "tierkv_miss_tokens_total"

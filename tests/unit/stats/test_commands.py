@@ -120,6 +120,7 @@ def test_stat_tells_what_happened_in_each_interval(
         # 2 s at twice 1,000 tokens a second.
         assert row["seconds"] == 2
         assert row["query_tokens"] == 4000
+        assert row["any_text_hit_tokens"] == row["tiers"]["redis"]["hit_tokens"] == 172
         assert row["tiers"]["dram"]["hit_tokens"] == 1920
         assert row["tiers"]["redis"]["breaker_state"] == 1
         assert row["hit_rate"] == pytest.approx(0.714)
