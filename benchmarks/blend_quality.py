@@ -359,7 +359,8 @@ def plot(rows: dict[str, dict[str, Any]], file: Path) -> None:
     ours = [rows[name] for name in ("served, nothing recomputed", "fast", "balanced", "quality")]
     axes.plot([r["share"] * 100 for r in ours], [r["kl_mean"] for r in ours], "o-", label="TierKV")
     for name, r in zip(("none", "fast", "balanced", "quality"), ours, strict=True):
-        axes.annotate(name, (r["share"] * 100, r["kl_mean"]), (6, 6), textcoords="offset points")
+        place = (r["share"] * 100, r["kl_mean"])
+        axes.annotate(name, place, (0, -14), textcoords="offset points", ha="center")
     others = {
         "CacheBlend 15 % (alone)": "s",
         "CacheBlend 15 % (served)": "D",
