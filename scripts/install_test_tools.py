@@ -14,7 +14,7 @@ PACKAGES = {
     # manager: (commands in front, {program: package})
     "apt-get": (
         ["apt-get", "install", "-y", "--no-install-recommends"],
-        {"redis-server": "redis-server"},
+        {"promtool": "prometheus"},
     ),
     "dnf": (["dnf", "install", "-y"], {"redis-server": "redis"}),
     "yum": (["yum", "install", "-y"], {"redis-server": "redis"}),
@@ -22,7 +22,7 @@ PACKAGES = {
     "apk": (["apk", "add"], {"redis-server": "redis"}),
     "pacman": (["pacman", "-S", "--noconfirm", "--needed"], {"redis-server": "redis"}),
 }
-PROGRAMS = ("redis-server", "strace", "chromium")
+PROGRAMS = ("redis-server", "strace", "chromium", "promtool")
 ALSO_CALLED = {"chromium": ("chromium-browser", "google-chrome")}
 """Other names of a program that will do."""
 
