@@ -151,20 +151,27 @@ def tools(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Commands]:
 def test_nothing_is_installed_when_nothing_is_missing(
     tools: Callable[..., Commands], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert tools("redis-server", "strace", "chromium", "apt-get").seen == []
+    assert tools("redis-server", "strace", "chromium", "promtool", "apt-get").seen == []
     assert capsys.readouterr().out == ""
 
 
 def test_only_what_is_missing_is_installed_under_the_managers_own_name(
     tools: Callable[..., Commands],
 ) -> None:
-    assert tools("strace", "chromium-browser", "dnf").seen == [["dnf", "install", "-y", "redis"]]
+    assert tools("strace", "chromium-browser", "promtool", "dnf").seen == [
+        ["dnf", "install", "-y", "redis"]
+    ]
+    assert tools("strace", "chromium", "redis-server", "apt-get").seen == [
+        ["apt-get", "install", "-y", "--no-install-recommends", "prometheus"]
+    ]
 
 
 def test_what_a_system_does_not_have_does_not_keep_the_others_away(
     tools: Callable[..., Commands], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    commands = tools("strace", "yum", commands=Commands(lambda command: "chromium" in command))
+    commands = tools(
+        "strace", "promtool", "yum", commands=Commands(lambda command: "chromium" in command)
+    )
     assert commands.seen == [
         ["yum", "install", "-y", "redis", "chromium"],
         ["yum", "install", "-y", "redis"],
@@ -174,14 +181,14 @@ def test_what_a_system_does_not_have_does_not_keep_the_others_away(
 
 
 def test_a_user_gets_sudo_in_front_if_it_needs_no_password(tools: Callable[..., Commands]) -> None:
-    seen = tools("strace", "chromium", "apk", "sudo", root=False).seen
+    seen = tools("strace", "chromium", "promtool", "apk", "sudo", root=False).seen
     assert seen == [["sudo", "-n", "true"], ["sudo", "apk", "add", "redis"]]
 
 
 def test_without_the_right_to_install_the_command_is_told(
     tools: Callable[..., Commands], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert tools("strace", "google-chrome", "apk", root=False).seen == []
+    assert tools("strace", "google-chrome", "promtool", "apk", root=False).seen == []
     assert "run this as root: apk add redis" in capsys.readouterr().out
 
 
@@ -190,7 +197,7 @@ def test_without_a_package_manager_the_programs_are_named(
 ) -> None:
     tools()
     told = capsys.readouterr().out
-    assert "redis-server, strace, chromium" in told
+    assert "redis-server, strace, chromium, promtool" in told
     assert "by hand" in told
 
 
