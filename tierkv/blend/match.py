@@ -22,8 +22,10 @@ Present = Callable[[bytes], bool]
 MIN_GROWTH = 8
 """Tokens for which a neighbouring chunk is worth loading."""
 MIN_EXTENSION = 32
-"""Tokens by which a run that begins in covered text must reach beyond it: its first ones there are
-computed anew anyway."""
+"""Tokens by which a run that begins in covered text must reach beyond it, if nothing else is said:
+its first ones there are computed anew anyway."""
+MAX_TRIES = 8
+"""Windows in covered text that are grown between two runs: repetitive text has no end of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +47,12 @@ class Run:
 
 
 def find_runs(
-    index: DonorIndex, tokens: TokenIds, begin: int, scope: Scope, present: Present
+    index: DonorIndex,
+    tokens: TokenIds,
+    begin: int,
+    scope: Scope,
+    present: Present,
+    extension: int = MIN_EXTENSION,
 ) -> list[Run]:
     """Cover what can be covered of `tokens[begin:]`. Hot path: see benchmarks/blend_match.py.
 
@@ -56,6 +63,7 @@ def find_runs(
         scope: of the request.
         present: asked for each chunk before it becomes part of a run; those it denies are
             forgotten.
+        extension: tokens by which a run that begins in covered text must reach beyond it.
 
     Returns:
         Runs that do not overlap, ascending.
@@ -63,21 +71,27 @@ def find_runs(
     runs: list[Run] = []
     size = index.chunk_tokens
     overlapping: Run | None = None  # of those that begin in covered text, the one that ends last
+    tried = 0  # windows in covered text, since the last run
 
     def covered() -> int:
         return runs[-1].end if runs else begin
 
     def of_no_use(offset: int) -> bool:
+        if offset < covered() and tried >= MAX_TRIES:
+            return True
         # Grown by a part of a chunk, it ends in covered text still.
         return offset + 2 * size <= covered()
 
     def take(run: Run) -> None:
+        nonlocal tried
+        tried = 0
         run = _clipped(run, covered(), size)
         for donor in run.donors:
             index.used(donor)
         runs.append(run)
 
     for offset, donors in index.hits(tokens, max(0, begin - 2 * size + 1), scope, of_no_use):
+        tried += offset < covered()
         grown = [
             _grow(index, tokens, covered(), offset, donor, present)
             for donor in donors
@@ -87,24 +101,41 @@ def find_runs(
             continue
         # Of equals, the one with more text before it: it was the better donor, measured.
         best = max(grown, key=lambda run: (run.end, -run.shift))
-        if overlapping is not None and best.begin >= covered() + MIN_EXTENSION:
+        behind = offset >= covered()
+        if overlapping is not None and (
+            best.begin >= covered() + extension or (behind and overlapping.end > best.end)
+        ):
             take(overlapping)
             overlapping = None
-        if offset >= covered():
+            behind = offset >= covered()
+        if behind:
             take(best)
             overlapping = None
-        elif best.end >= max(covered() + MIN_EXTENSION, overlapping.end + 1 if overlapping else 0):
+        elif best.end >= max(covered() + extension, overlapping.end + 1 if overlapping else 0):
             overlapping = best
     if overlapping is not None:
         take(overlapping)
-    return runs
+    return runs[1:] if _is_stub(runs, begin, size) else runs
+
+
+def _is_stub(runs: list[Run], begin: int, size: int) -> bool:
+    """Whether the first run is a little behind the exact beginning, and then comes other text.
+
+    It would save next to nothing, and all that other text would count as approximate for it.
+    """
+    if not runs or not begin or runs[0].begin > begin or len(runs[0]) >= size:
+        return False
+    return len(runs) == 1 or runs[1].begin >= runs[0].end + size
 
 
 def _clipped(run: Run, edge: int, size: int) -> Run:
-    """Without what is before the edge."""
+    """Without what is before the edge, and without a chunk of which only crumbs are behind it."""
     if run.begin >= edge:
         return run
     needed = [donor for donor in run.donors if donor.start + size + run.shift > edge]
+    inside = needed[0].start + size + run.shift - edge
+    if inside < MIN_GROWTH and len(needed) > 1:
+        return Run(edge + inside, run.end, run.shift, tuple(needed[1:]))
     return Run(edge, run.end, run.shift, tuple(needed))
 
 

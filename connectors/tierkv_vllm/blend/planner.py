@@ -24,7 +24,7 @@ import numpy as np
 from vllm.logger import init_logger
 
 from tierkv.blend.donors import DonorIndex
-from tierkv.blend.match import find_runs
+from tierkv.blend.match import MIN_EXTENSION, find_runs
 from tierkv.blend.plan import MODES, BlendPlan, make_plan, mode_of
 from tierkv.blend.repeats import Repeats
 from tierkv.config.blend import BlendConfig
@@ -200,12 +200,15 @@ class Planner:
             return None
         scope = tracked.chain.scope
         tokens = np.asarray(request.all_token_ids, dtype=np.int32)
-        runs = find_runs(self.donors, tokens, exact, scope, self._store.holds)
+        wished = mode_of(self._config, mode)
+        # Of a run that goes on with another, the first tokens are computed anew: half at most.
+        extension = max(MIN_EXTENSION, 2 * wished.anchor_tokens)
+        runs = find_runs(self.donors, tokens, exact, scope, self._store.holds, extension)
         if not runs:
             return self._refuse(Refusal.NO_MATCH)
         if sum(map(len, runs)) < self._config.min_tokens:
             return self._refuse(Refusal.SHORT)
-        plan = make_plan(exact, total, runs, mode_of(self._config, mode))
+        plan = make_plan(exact, total, runs, wished)
         refusal = self._objection(tracked, plan)
         if refusal is not None:
             return self._refuse(refusal)

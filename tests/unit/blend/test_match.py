@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.unit.blend.library import CHUNK, NAMESPACE, SCOPE, Library, ids, words
 from tierkv.blend.donors import MAX_VARIANTS
-from tierkv.blend.match import MIN_EXTENSION, MIN_GROWTH, Run, find_runs
+from tierkv.blend.match import MAX_TRIES, MIN_EXTENSION, MIN_GROWTH, Run, find_runs
 
 
 def runs_of(
@@ -119,14 +119,60 @@ def test_of_several_donors_the_one_that_reaches_furthest_is_taken() -> None:
 def test_a_document_that_one_donor_has_in_part_is_gone_on_with_by_another(exact: bool) -> None:
     """The first donor's prompt ended in the middle of it; less than a chunk of it is left."""
     library = Library()
-    document = words(1, 3 * CHUNK + 50)
+    document, other = words(1, 3 * CHUNK + 50), words(6, 2 * CHUNK)
     library.serve(document[: 3 * CHUNK])
     library.serve(words(2, 100) + document + words(3, CHUNK))
+    library.serve(other)
     before = [] if exact else words(4, 21)
-    prompt = before + document + words(5, 70)
+    prompt = before + document + other + words(5, 70)
     end = len(before) + 3 * CHUNK
     found = spans(runs_of(library, prompt, begin=end if exact else 0))
-    assert found == [*([] if exact else [(21, end)]), (end, end + 50)]
+    rest = [(end, end + 50), (end + 50, end + 50 + 2 * CHUNK)]
+    assert found == [*([] if exact else [(21, end)]), *rest]
+
+
+@pytest.mark.parametrize("own", [CHUNK - 1, CHUNK])
+def test_a_little_behind_the_exact_beginning_does_not_make_the_text_behind_it_approximate(
+    own: int,
+) -> None:
+    library = Library()
+    beginning, document = words(1, 1000), words(2, 10 * CHUNK)
+    library.serve(beginning + words(3, 300))
+    library.serve(words(4, CHUNK) + document)
+    prompt = beginning + words(5, own) + document + words(6, 60)
+    found = spans(runs_of(library, prompt, begin=960))
+    stub = [(960, 1000)] if own < CHUNK else []
+    assert found == [*stub, (1000 + own, 1000 + own + 10 * CHUNK)]
+
+
+def test_what_reaches_further_is_not_given_up_for_what_comes_later() -> None:
+    library = Library()
+    document = words(1, 309)
+    library.serve(document[: 3 * CHUNK])
+    library.serve(words(2, CHUNK) + document[182:] + words(3, CHUNK + 1))
+    library.serve(document[197 : 197 + CHUNK])
+    assert spans(runs_of(library, document + words(4, 50))) == [(0, 192), (192, 309)]
+
+
+def test_crumbs_behind_covered_text_are_not_loaded() -> None:
+    library = Library()
+    document = words(1, 240)
+    library.serve(document[: 3 * CHUNK])
+    library.serve(words(2, CHUNK) + document[132:] + words(3, CHUNK))
+    (_, second) = runs_of(library, document + words(4, 50))
+    # The first chunk that reaches beyond 192 ends at 196.
+    assert (second.begin, second.end) == (196, 240)
+    assert len(second.donors) == 1
+
+
+def test_repetitive_text_is_not_grown_again_and_again() -> None:
+    library = Library()
+    library.serve([7] * 4000)
+    asked: list[bytes] = []
+    find_runs(library.index, ids([7] * 4000), 0, SCOPE, lambda key: asked.append(key) or True)  # type: ignore[func-returns-value]
+    runs = 4000 // (MAX_VARIANTS * CHUNK)
+    # Each of the few tries between two runs asks for each of the variants and for what follows it.
+    assert len(asked) < runs * (MAX_TRIES + 1) * MAX_VARIANTS * (MAX_VARIANTS + 1)
 
 
 def test_a_run_that_ends_early_is_gone_on_with_where_no_donor_has_all() -> None:
