@@ -20,11 +20,13 @@ import sys
 import tempfile
 import time
 from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from benchmarks.blend_rig import ask, serve
 from tierkv.demo.client import Client
+from tierkv.demo.figures import Spread
 from tierkv.demo.model import prepare_model
 
 DOCUMENTS = 24
@@ -50,11 +52,8 @@ def documents(client: Client) -> list[list[int]]:
     raise SystemExit("this Python's documentation is too short")
 
 
-def spread(values: list[float]) -> dict[str, float]:
-    if len(values) < 2:
-        return {"median": statistics.median(values), "iqr": 0.0, "n": len(values)}
-    low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
-    return {"median": middle, "iqr": high - low, "n": len(values)}
+def figures(values: list[float]) -> dict[str, float]:
+    return asdict(Spread.of(values))
 
 
 def main() -> None:
@@ -106,8 +105,8 @@ def main() -> None:
                 gains.append(slow / answer.ttft_s)
                 cached.append(answer.cached_tokens / answer.prompt_tokens)
             result["modes"][mode] = {
-                "ttft_without_s": spread(without), "ttft_with_s": spread(with_),
-                "gain": spread(gains), "cached_share": statistics.mean(cached),
+                "ttft_without_s": figures(without), "ttft_with_s": figures(with_),
+                "gain": figures(gains), "cached_share": statistics.mean(cached),
                 "prompt_tokens": len(tokens),
             }  # fmt: skip
             result["ratios"][f"blend_ttft_gain_{mode}"] = statistics.median(gains)
@@ -116,7 +115,7 @@ def main() -> None:
         times = [ask(blending, prompt(), {"blend": modes[-1]}).ttft_s for _ in range(args.requests)]
         quarter = max(1, min(50, args.requests // 4))
         first, last = times[:quarter], times[-quarter:]
-        result["decay"] = {"first_s": spread(first), "last_s": spread(last)}
+        result["decay"] = {"first_s": figures(first), "last_s": figures(last)}
         result["ratios"]["blend_last_over_first"] = statistics.median(last) / statistics.median(
             first
         )

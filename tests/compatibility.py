@@ -54,11 +54,10 @@ greedy answer and looks for what is left over after each round. In 30 minutes on
 rounds, 13,848 requests, 287 preemptions, 106,414 evictions, 1.7 million tokens loaded) none of
 5,774 greedy answers was wrong, 131 more were decided by rounding, and no block, lease, job or
 request was left after any round. File descriptors stayed at 79. Memory rose by 12 MB in the first
-quarter of the time, to the level that caches and logs of fixed size have when they are full, and
-by nothing more: the median of the last third is 0.7 MB below that of the third before. On the CPU
-vLLM itself grows at first, with TierKV or without: oneDNN keeps what it prepared for each batch
-size, about 1 MiB a size for the small model of the tests, so the engine computes with every size
-before memory counts.
+quarter of the time, what for was not looked into, and then stayed level: the median of the last
+third is 0.7 MB below that of the third before. On the CPU vLLM itself grows at first, with TierKV
+or without: oneDNN keeps what it prepared for each batch size, about 1 MiB a size for the small
+model of the tests, so the engine computes with every size before memory counts.
 """
 
 

@@ -312,34 +312,6 @@ def test_nothing_approximate_is_saved_or_becomes_a_donor(make_blend: MakeRig) ->
     )
 
 
-def test_ever_new_orders_of_the_same_documents_store_nothing_and_reuse_does_not_decay(
-    make_blend: MakeRig,
-) -> None:
-    rig = make_blend()
-    documents = [text(950 + i, 150) for i in range(5)]
-    for begin in range(0, 5, 2):
-        rig.generate(
-            f"served {begin}",
-            [*documents[begin], *(documents[begin + 1] if begin < 4 else []), *text(949, 20)],
-        )
-    stored = rig.connector._scheduler.store.usage()["dram"].chunks
-    rng = Random(4)
-    shares = []
-    for number in range(60):
-        order = rng.sample(range(5), 5)
-        prompt = [token for at in order for token in documents[at]] + text(960 + number, 20)
-        before = counter(rig, "tierkv_query_tokens_total", "outcome").get(("hit",), 0)
-        rig.generate(f"order {number}", prompt)
-        now = counter(rig, "tierkv_query_tokens_total", "outcome")["hit",]
-        shares.append((now - before) / len(prompt))
-        forget_engine_cache(rig)
-    # Every question is new, so no prompt comes back: nothing is worth a copy.
-    assert served(rig) == 60
-    assert rig.connector._scheduler.store.usage()["dram"].chunks == stored
-    assert min(shares) > 0.6
-    assert sum(shares[40:]) > 0.97 * sum(shares[:20])
-
-
 def test_if_it_were_saved_the_rig_would_notice(
     make_blend: MakeRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -169,7 +169,12 @@ def test_repetitive_text_is_not_grown_again_and_again() -> None:
     library = Library()
     library.serve([7] * 4000)
     asked: list[bytes] = []
-    find_runs(library.index, ids([7] * 4000), 0, SCOPE, lambda key: asked.append(key) or True)  # type: ignore[func-returns-value]
+
+    def present(key: bytes) -> bool:
+        asked.append(key)
+        return True
+
+    find_runs(library.index, ids([7] * 4000), 0, SCOPE, present)
     runs = 4000 // (MAX_VARIANTS * CHUNK)
     # Each of the few tries between two runs asks for each of the variants and for what follows it.
     assert len(asked) < runs * (MAX_TRIES + 1) * MAX_VARIANTS * (MAX_VARIANTS + 1)
