@@ -40,13 +40,14 @@ os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 
 import numpy as np
 import torch
+from tierkv_vllm.blend.drift import Drift
 from tierkv_vllm.blend.forward import Scratch, attended, choose, recompute
 from tierkv_vllm.blend.model import BlendModel
 from tierkv_vllm.model_watch import model_runner, watch
 from torch import Tensor
 
-from tierkv.blend.plan import QUERY_TOKENS, Mode, mode_of
-from tierkv.config.blend import BlendConfig
+from tierkv.blend.match import Run
+from tierkv.blend.plan import MODES, QUERY_TOKENS, BlendPlan, Mode, make_plan
 from tierkv.demo.model import prepare_model
 
 DOCUMENT_TOKENS = (300, 600)
@@ -212,10 +213,19 @@ def make_case(lab: Lab, docs: list[Document], rng: random.Random) -> Case:
     return Case(tokens, begins, picked, context, logp, seconds)
 
 
-def score(lab: Lab, case: Case, scratch: Scratch, rows: Tensor, into: Score, began: float) -> None:
+def score(
+    lab: Lab,
+    case: Case,
+    scratch: Scratch,
+    rows: Tensor,
+    into: Score,
+    began: float,
+    drift: Drift | None,
+) -> None:
     """Recompute the rows and the question, then run the scored tokens on top."""
     chosen = torch.cat([rows, case.query]).unique()
-    recompute(lab.model, scratch, case.tokens, chosen)
+    correction = None if drift is None else drift.during(chosen, 0, case.context)
+    recompute(lab.model, scratch, case.tokens, chosen, drift=correction)
     into.seconds.append((time.perf_counter() - began) / case.seconds)
     # As the engine would: what follows the prompt is computed over what was blended.
     last = case.context + QUERY_TOKENS - 1
@@ -226,17 +236,15 @@ def score(lab: Lab, case: Case, scratch: Scratch, rows: Tensor, into: Score, beg
     into.share.append(int((rows < case.context).sum()) / case.context)
 
 
-def anchors(case: Case, docs: list[Document], count: int) -> Tensor:
-    return (
-        torch.cat(
-            [
-                torch.arange(begin, min(begin + count, begin + len(docs[index].tokens)))
-                for begin, index in zip(case.begins, case.docs, strict=True)
-            ]
-        )
-        if count
-        else torch.empty(0, dtype=torch.int64)
-    )
+def plan_of(case: Case, mode: Mode) -> BlendPlan:
+    """As the planner makes it of a prompt up to the end of the question."""
+    ends = [*case.begins[1:], case.context]
+    runs = [Run(begin, end, 0, ()) for begin, end in zip(case.begins, ends, strict=True)]
+    return make_plan(0, case.context + QUERY_TOKENS, runs, mode)
+
+
+def anchors(case: Case, count: int) -> Tensor:
+    return torch.from_numpy(plan_of(case, Mode(count, 0, 0.0)).fixed)
 
 
 Method = Callable[[Case], None]
@@ -251,65 +259,88 @@ def methods(
     modes: dict[str, Mode],
 ) -> Method:
     """Everything that is compared, on one prompt."""
-    rng = random.Random(3)
+    chance = torch.Generator().manual_seed(3)
     # Documents as earlier prompts have blended them: what serving never uses, to show why.
-    second_hand = list(served)
+    second_hand, second_hand_alone = list(served), list(alone)
 
     def draft(case: Case, donors: list[Donor], *, turn: bool = True) -> Scratch:
         placed = [(b, donors[i]) for b, i in zip(case.begins, case.docs, strict=True)]
         return assemble(lab, len(case.tokens), placed, turn=turn)
 
-    def add(name: str, case: Case, scratch: Scratch, rows: Tensor, began: float) -> None:
-        score(lab, case, scratch, rows, scores.setdefault(name, Score()), began)
+    def add(
+        name: str,
+        case: Case,
+        scratch: Scratch,
+        rows: Tensor,
+        began: float,
+        drift: Drift | None = None,
+    ) -> None:
+        score(lab, case, scratch, rows, scores.setdefault(name, Score()), began, drift)
 
-    def by_mode(name: str, mode: Mode, case: Case, donors: list[Donor]) -> Scratch:
+    def by_mode(
+        name: str,
+        mode: Mode,
+        case: Case,
+        donors: list[Donor],
+        *,
+        corrected: bool = True,
+        at_random: bool = False,
+    ) -> Scratch:
         scratch = draft(case, donors)
         began = time.perf_counter()
-        rows = anchors(case, docs, mode.anchor_tokens)
-        extra = round(mode.ratio * case.context)
-        if extra:
-            mass = attended(lab.model, scratch, case.tokens, case.query)
-            rows = choose(mass[: case.context], rows, 0, extra)
+        plan = plan_of(case, mode)
+        rows = torch.from_numpy(plan.fixed)
+        if plan.extra:
+            if at_random:
+                mass = torch.rand(case.context, generator=chance)
+            else:
+                mass = attended(lab.model, scratch, case.tokens, case.query)
+            rows = choose(mass[: case.context], rows[rows < case.context], 0, plan.extra)
+        drift = None
+        if corrected:
+            parts = torch.from_numpy(plan.segments), torch.from_numpy(plan.samples)
+            drift = Drift(lab.model, *parts)
+        add(name, case, scratch, rows, began, drift)
+        return scratch
+
+    def keep(donors: list[Donor], case: Case, blended: Scratch) -> None:
+        for begin, index in zip(case.begins, case.docs, strict=True):
+            end = begin + len(docs[index].tokens)
+            keys, values = blended.keys[:, begin:end], blended.values[:, begin:end]
+            donors[index] = Donor(keys.clone(), values.clone(), begin)
+
+    def cacheblend(name: str, case: Case, donors: list[Donor]) -> Scratch:
+        scratch, began = draft(case, donors), time.perf_counter()
+        old = scratch.layer(CHECK_LAYER)[1].float().clone()
+        fresh = lab.values_at_check_layer(case.tokens, scratch)
+        deviation = (fresh - old).pow(2).sum((0, 2))
+        extra = round(CACHEBLEND_SHARE * case.context)
+        rows = choose(deviation[: case.context], torch.empty(0, dtype=torch.int64), 0, extra)
         add(name, case, scratch, rows, began)
         return scratch
 
     def run(case: Case) -> None:
         now = time.perf_counter
-        none = anchors(case, docs, 0)
+        none = torch.empty(0, dtype=torch.int64)
         add("served, nothing recomputed", case, draft(case, served), none, now())
         add("served, keys not turned", case, draft(case, served, turn=False), none, now())
         for name, mode in modes.items():
             blended = by_mode(name, mode, case, served)
+            if name in MODES:
+                by_mode(f"{name}, not corrected", mode, case, served, corrected=False)
             if name == "balanced":
+                by_mode("balanced, chosen at random", mode, case, served, at_random=True)
                 by_mode("balanced, donors blended before", mode, case, second_hand)
-                for begin, index in zip(case.begins, case.docs, strict=True):
-                    end = begin + len(docs[index].tokens)
-                    keys, values = blended.keys[:, begin:end], blended.values[:, begin:end]
-                    second_hand[index] = Donor(keys.clone(), values.clone(), begin)
+                keep(second_hand, case, blended)
         for count in (8, 16, 32):
-            rows = anchors(case, docs, count)
+            rows = anchors(case, count)
             add(f"served, first {count}", case, draft(case, served), rows, now())
             if count > 8:
                 add(f"EPIC {count} (alone)", case, draft(case, alone), rows, now())
-        for kind, donors in (("alone", alone), ("served", served)):
-            scratch, began = draft(case, donors), now()
-            old = scratch.layer(CHECK_LAYER)[1].float().clone()
-            fresh = lab.values_at_check_layer(case.tokens, scratch)
-            deviation = (fresh - old).pow(2).sum((0, 2))
-            extra = round(CACHEBLEND_SHARE * case.context)
-            rows = choose(deviation[: case.context], none, 0, extra)
-            add(f"CacheBlend 15 % ({kind})", case, scratch, rows, began)
-        balanced = modes["balanced"]
-        rows = anchors(case, docs, balanced.anchor_tokens)
-        rest = [i for i in range(case.context) if i not in set(rows.tolist())]
-        picked = torch.tensor(rng.sample(rest, round(balanced.ratio * case.context)))
-        add(
-            "as balanced, chosen at random",
-            case,
-            draft(case, served),
-            torch.cat([rows, picked]).sort().values,
-            now(),
-        )
+        blended = cacheblend("CacheBlend 15 % (alone)", case, alone)
+        cacheblend("CacheBlend 15 %, blended before", case, second_hand_alone)
+        keep(second_hand_alone, case, blended)
+        cacheblend("CacheBlend 15 % (served)", case, served)
         everything = torch.arange(case.context)
         add("control: all recomputed", case, draft(case, served), everything, now())
         add_same_history(case)
@@ -328,9 +359,8 @@ def methods(
             moved,
         )
         draft_ = assemble(lab, len(case.tokens), [(0, donor)])
-        add(
-            "floor: same history, turned", case, draft_, anchors(case, docs, 0), time.perf_counter()
-        )
+        none = torch.empty(0, dtype=torch.int64)
+        add("floor: same history, turned", case, draft_, none, time.perf_counter())
 
     return run
 
@@ -366,7 +396,7 @@ def plot(rows: dict[str, dict[str, Any]], file: Path) -> None:
         "CacheBlend 15 % (served)": "D",
         "EPIC 16 (alone)": "^",
         "EPIC 32 (alone)": "v",
-        "as balanced, chosen at random": "x",
+        "balanced, not corrected": "x",
     }
     for name, mark in others.items():
         axes.plot(rows[name]["share"] * 100, rows[name]["kl_mean"], mark, label=name)
@@ -394,16 +424,18 @@ def main() -> None:
     parser.add_argument("--model", type=Path)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--plot", type=Path, help="SVG of KL against recomputed share")
-    parser.add_argument("--mode", action="append", default=[], help="NAME=ANCHORS,RATIO: one more")
+    parser.add_argument(
+        "--mode", action="append", default=[], help="NAME=ANCHORS,EVERY,RATIO: one more"
+    )
     args = parser.parse_args()
     lab = Lab(args.model or prepare_model(lambda text: print(text, file=sys.stderr)), args.dtype)
     rng = random.Random(11)
     docs = documents(lab, args.documents)
-    modes = {name: mode_of(BlendConfig(mode=name)) for name in ("fast", "balanced", "quality")}
+    modes = dict(MODES)
     for text in args.mode:
         name, _, rest = text.partition("=")
-        count, share = rest.split(",")
-        modes[name] = Mode(int(count), float(share))
+        count, every, share = rest.split(",")
+        modes[name] = Mode(int(count), int(every), float(share))
     with torch.inference_mode():
         served = served_donors(lab, docs, rng)
         sink = [lab.tokenizer.bos_token_id or docs[0].tokens[0]]
@@ -436,13 +468,8 @@ def main() -> None:
     if args.plot:
         plot(rows, args.plot)
     if args.json:
-        ratios = {
-            f"kl_{m}_over_cacheblend": rows[m]["kl_over_cacheblend"]["value"]
-            for m in ("fast", "balanced", "quality")
-        }
-        ratios |= {
-            f"recomputed_share_{m}": rows[m]["share"] for m in ("fast", "balanced", "quality")
-        }
+        ratios = {f"kl_{m}_over_cacheblend": rows[m]["kl_over_cacheblend"]["value"] for m in MODES}
+        ratios |= {f"recomputed_share_{m}": rows[m]["share"] for m in MODES}
         args.json.write_text(json.dumps({"methods": rows, "ratios": ratios}, indent=1))
 
 

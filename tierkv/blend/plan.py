@@ -2,14 +2,17 @@
 """What of a prompt is taken from donors, what is computed anew for certain, and how much by choice.
 
 Computed anew, in every mode: what no donor has; the first tokens of each run, which were computed
-as part of another text and took the part of its beginning (anchors); and the end of the prompt,
-which is what asks. Beyond those, the modes but `fast` recompute the reused tokens that the end of
-the prompt attends to most: which they are is known only when it has been run (see
-`docs/explanation/any-text-reuse.md` for what each of these is worth, measured).
+as part of another text and took the part of its beginning (anchors); tokens in even distances
+behind them (samples), which tell how far the rest of the run has drifted from what it was in its
+old context; and the end of the prompt, which is what asks. Beyond those, the modes but `fast`
+recompute the reused tokens that the end of the prompt attends to most: which they are is known only
+when it has been run (see `docs/explanation/any-text-reuse.md` for what each of these is worth,
+measured).
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -24,21 +27,31 @@ QUERY_TOKENS = 32
 TAIL_TOKENS = 256
 """Tokens behind the last run that are computed here; the engine computes what is behind them."""
 
+SEGMENT_TOKENS = 512
+"""Reused tokens that are taken to have drifted alike; longer runs are cut into equal parts."""
+
 Positions = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
 class Mode:
-    """How much is recomputed: at the beginning of each run, and of all reused tokens by choice."""
+    """How much is recomputed.
+
+    Attributes:
+        anchor_tokens: at the beginning of each run.
+        sample_every: behind them one of so many; 0 for none.
+        ratio: of all reused tokens, by choice.
+    """
 
     anchor_tokens: int
+    sample_every: int
     ratio: float
 
 
 MODES = {
-    "fast": Mode(8, 0.0),
-    "balanced": Mode(16, 0.09),
-    "quality": Mode(16, 0.16),
+    "fast": Mode(8, 64, 0.0),
+    "balanced": Mode(8, 32, 0.03),
+    "quality": Mode(16, 32, 0.13),
 }
 
 
@@ -52,9 +65,10 @@ def mode_of(config: BlendConfig, name: str | None = None) -> Mode:
     mode = MODES[name or config.mode]
     if name is not None and name != config.mode:
         return mode
-    anchors, ratio = config.anchor_tokens, config.recompute_ratio
+    anchors, every, ratio = config.anchor_tokens, config.sample_every, config.recompute_ratio
     return Mode(
         mode.anchor_tokens if anchors is None else anchors,
+        mode.sample_every if every is None else every,
         mode.ratio if ratio is None else ratio,
     )
 
@@ -68,6 +82,8 @@ class BlendPlan:
         end: behind the last token that is blended or computed here.
         runs: what donors cover.
         fixed: int64, ascending: positions that are recomputed in any case.
+        samples: of these the ones that tell the drift of their segment.
+        segments: int64 [n, 2], ascending: [begin, end) of the parts of the runs that drift alike.
         query: of these the ones whose attention chooses; none where nothing is chosen.
         extra: reused tokens that are recomputed by choice.
     """
@@ -76,6 +92,8 @@ class BlendPlan:
     end: int
     runs: tuple[Run, ...]
     fixed: Positions
+    samples: Positions
+    segments: Positions
     query: Positions
     extra: int
 
@@ -111,8 +129,13 @@ def make_plan(exact: int, tokens: int, runs: Sequence[Run], mode: Mode) -> Blend
     end = min(tokens, runs[-1].end + TAIL_TOKENS)
     fixed = np.ones(end, dtype=bool)
     fixed[:exact] = False
+    samples = np.zeros(end, dtype=bool)
     for run in runs:
         fixed[run.begin + mode.anchor_tokens : run.end] = False
+        if mode.sample_every:
+            first = run.begin + mode.anchor_tokens + mode.sample_every // 2
+            samples[first : run.end : mode.sample_every] = True
+    fixed |= samples
     # Where the engine goes on, the question lies ahead: what follows the runs stands for it.
     query_end = end if end == tokens else min(end, runs[-1].end + QUERY_TOKENS)
     covered = sum(len(run) for run in runs)
@@ -125,6 +148,14 @@ def make_plan(exact: int, tokens: int, runs: Sequence[Run], mode: Mode) -> Blend
         end=end,
         runs=tuple(runs),
         fixed=np.flatnonzero(fixed),
+        samples=np.flatnonzero(samples),
+        segments=np.array([part for run in runs for part in _segments(run)], dtype=np.int64),
         query=query,
         extra=min(free, wanted),
     )
+
+
+def _segments(run: Run) -> list[tuple[int, int]]:
+    parts = max(1, round(len(run) / SEGMENT_TOKENS))
+    cuts = [run.begin + len(run) * part // parts for part in range(parts + 1)]
+    return list(itertools.pairwise(cuts))

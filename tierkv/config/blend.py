@@ -36,6 +36,14 @@ class BlendConfig(Model):
         description="Tokens recomputed at the beginning of each piece of reused text. Without it "
         "the mode's",
     )
+    sample_every: Count | None = Field(
+        None,
+        ge=0,
+        le=1024,
+        examples=[32],
+        description="Behind those, one of so many tokens is recomputed, and what these have "
+        "drifted by is added to the tokens between them. 0: none. Without it the mode's",
+    )
     recompute_ratio: float | None = Field(
         None,
         ge=0,

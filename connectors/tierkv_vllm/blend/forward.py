@@ -4,8 +4,9 @@
 The draft (`Scratch`) begins as what is known: exact prefix, donors' text with its keys turned, and
 zeros where nothing is. A pass runs the model's own modules on chosen tokens only. In each layer
 their fresh keys and values go into the draft first, then they attend to all of it that is before
-them: chosen tokens see each other fresh and everybody else as drafted, which is what CacheBlend and
-its successors do. With all tokens chosen it is the ordinary computation.
+them: chosen tokens see each other fresh, which is what CacheBlend and its successors do, and
+everybody else as drafted and corrected (`drift`). With all tokens chosen it is the ordinary
+computation.
 
 Attention is PyTorch's own: dense, so that a choice scattered over the sequence costs one matrix
 product and no kernel of the engine's is called in a way that it was not made for.
@@ -22,12 +23,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from tierkv_vllm.blend.drift import Pass
 from tierkv_vllm.blend.model import BlendModel
 
 SEGMENT_ROWS = 128
 """Chosen tokens that attend together. They see what is before the last of them, masked."""
-
-
 WATCH_EVERY = 3
 """Layers of which one is watched: the choice is as good as from all of them, measured."""
 WATCH_SHARE = 2 / 3
@@ -97,13 +97,14 @@ class Attention:
     """The attention of one pass over a scratch.
 
     Args:
-        scratch: read and, at the chosen positions, written.
+        scratch: read and, at the chosen positions and by `drift`, written.
         positions: int64 [n] of the chosen tokens, ascending.
         group: query heads of one KV head.
         scale: of the scores.
         watch: run part of the model only, and add up, over heads and every `WATCH_EVERY`th layer,
             how much the chosen tokens attend to each token: `mass`, float32 [tokens].
         first: position of the first token that exists; nobody sees what is before it.
+        drift: corrects what is not chosen.
         after_layer: called when a layer's keys and values are in the scratch.
     """
 
@@ -116,11 +117,13 @@ class Attention:
         scale: float,
         watch: bool = False,
         first: int = 0,
+        drift: Pass | None = None,
         after_layer: Callable[[int], None] | None = None,
     ) -> None:
         self._scratch = scratch
         self._positions = positions
         self._scale = scale
+        self._drift = drift
         self._after_layer = after_layer
         self._segments = [
             _Segment.of(part, first, group, scratch.keys.dtype)
@@ -134,6 +137,8 @@ class Attention:
         if self.mass is not None and layer >= self._watched_layers:
             raise _Enough
         keys, values = self._scratch.layer(layer)
+        if self._drift is not None:
+            self._drift.correct(layer, keys, values, key, value)
         keys[:, self._positions] = key.transpose(0, 1)
         values[:, self._positions] = value.transpose(0, 1)
         if self._after_layer is not None:

@@ -64,8 +64,9 @@ class BlendModel:
         self.model: Any = runner.get_model()
         modules = dict(self.model.named_modules())
         context = vllm_config.compilation_config.static_forward_context
+        ropes: dict[nn.Module, Rope] = {}
         self.layers = [
-            _layer(name, context[name], cache, modules) for name, cache in kv_caches.items()
+            _layer(name, context[name], cache, modules, ropes) for name, cache in kv_caches.items()
         ]
         first = self.layers[0]
         self.device, self.dtype = first.cache.device, first.cache.dtype
@@ -167,7 +168,13 @@ def _check_engine(vllm_config: VllmConfig) -> None:
             raise UnsupportedError(f"not with {what}")
 
 
-def _layer(name: str, module: Any, cache: Tensor, modules: Mapping[str, nn.Module]) -> Layer:
+def _layer(
+    name: str,
+    module: Any,
+    cache: Tensor,
+    modules: Mapping[str, nn.Module],
+    ropes: dict[nn.Module, Rope],
+) -> Layer:
     impl = module.impl
     refused = {
         "a sliding window": getattr(module, "sliding_window", None) is not None,
@@ -188,5 +195,8 @@ def _layer(name: str, module: Any, cache: Tensor, modules: Mapping[str, nn.Modul
         # Learned positions, say, which are in the keys for good. None: a layer without positions.
         raise UnsupportedError(f"layer {name} has no rotary embedding where vLLM keeps it")
     rotary = getattr(parent, "rotary_emb", None)
-    rope = Rope.of(rotary) if isinstance(rotary, nn.Module) else None
+    rope = None
+    if isinstance(rotary, nn.Module):
+        # vLLM shares one embedding between layers; so are its angles.
+        rope = ropes.setdefault(rotary, Rope.of(rotary))
     return Layer(module, cache, PageReader.of(module, cache), rope)

@@ -285,6 +285,8 @@ class Planner:
                 plan.exact,
                 self._pieces(claim),
                 plan.fixed.astype(np.int32),
+                plan.samples.astype(np.int32),
+                plan.segments.astype(np.int32),
                 plan.query.astype(np.int32),
                 plan.extra,
                 # What is compared follows the last token: it must have been computed.

@@ -59,13 +59,31 @@ class Rope:
         Args:
             keys: [..., head_size], any strides and floating dtype; the arithmetic is float32.
         """
-        if by == 0:
-            return
+        if by:
+            cos, sin = self.table(torch.tensor(by))
+            self.apply(keys, cos.to(keys.device), sin.to(keys.device))
+
+    def table(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """What `apply` takes to move by these distances.
+
+        Args:
+            positions: int64, any shape, on the CPU.
+
+        Returns:
+            Cosines and sines, float32 [*positions.shape, rotary_dim / 2].
+        """
         # float64: the product of a large distance and a frequency loses digits in float32.
-        angles = self.frequencies.double() * by
-        cos = angles.cos().float().to(keys.device)
-        sin = angles.sin().float().to(keys.device)
-        width = 2 * len(angles)
+        angles = positions[..., None] * self.frequencies.double()
+        return angles.cos().float(), angles.sin().float()
+
+    def apply(self, keys: Tensor, cos: Tensor, sin: Tensor) -> None:
+        """Turn `keys` by the angles of a `table`, in place; with `-sin` the other way.
+
+        Args:
+            keys: [..., head_size], any strides and floating dtype; the arithmetic is float32.
+            cos, sin: of a shape that broadcasts to [..., rotary_dim / 2].
+        """
+        width = 2 * len(self.frequencies)
         if self.neox:
             first, second = keys[..., : width // 2], keys[..., width // 2 : width]
         else:

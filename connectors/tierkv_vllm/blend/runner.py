@@ -11,6 +11,7 @@ Threads and ownership. Everything runs on the worker's model thread, between two
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ from vllm.logger import init_logger
 
 from tierkv.errors import UnsupportedError
 from tierkv.pages.pool import PoolRegion
+from tierkv_vllm.blend.drift import Drift
 from tierkv_vllm.blend.forward import Scratch, ScratchMemory, attended, choose, recompute
 from tierkv_vllm.blend.messages import BlendJob, BlendNews, BlendOrders, Ended
 from tierkv_vllm.blend.model import BlendModel
@@ -228,9 +230,16 @@ class Runner:
             mass = model.summed_over_ranks(attended(model, scratch, tokens, query))
             chosen = choose(mass, chosen, job.exact, job.extra)
             yield len(query)
+        drift = Drift(
+            model,
+            torch.from_numpy(job.segments).to(torch.int64),
+            torch.from_numpy(job.samples).to(torch.int64),
+        )
+        parts = torch.split(chosen, self._max_tokens) if len(chosen) else ()
+        cuts = [0, *(int(part[0]) for part in parts[1:]), len(job.tokens)]
         hidden = None
-        for part in torch.split(chosen, self._max_tokens) if len(chosen) else ():
-            hidden = recompute(model, scratch, tokens, part)
+        for part, span in zip(parts, itertools.pairwise(cuts), strict=False):
+            hidden = recompute(model, scratch, tokens, part, drift=drift.during(part, *span))
             yield len(part)
         self._fill(job, scratch)
         if job.shadow and hidden is not None and len(self._shadows) < MAX_SHADOWS:
