@@ -34,10 +34,10 @@ class Drift:
     """
 
     def __init__(self, model: BlendModel, segments: Tensor, samples: Tensor) -> None:
-        self._model = model
+        self.model = model
         self._segments = segments
         self._samples = samples
-        self._tables: dict[Rope, tuple[Tensor, Tensor]] = {}
+        self._turns: dict[Rope, Turns] = {}
 
     def during(self, chosen: Tensor, first: int, end: int) -> Pass | None:
         """For a pass that computes, of the positions [first, end), these.
@@ -65,16 +65,43 @@ class Drift:
         at = torch.cat(ats).to(chosen.device)
         return Pass(self, spans, at, torch.searchsorted(chosen, at), mean.to(chosen.device))
 
-    def table(self, layer: int) -> tuple[Rope, Tensor, Tensor] | None:
-        """A layer's rotation and its angles at each position; None if it has no positions."""
-        rope = self._model.layers[layer].rope
-        if rope is None:
-            return None
-        if rope not in self._tables:
-            cos, sin = rope.table(torch.arange(int(self._segments[-1, 1])))
-            device = self._model.device
-            self._tables[rope] = cos.to(device), sin.to(device)
-        return rope, *self._tables[rope]
+    def turns(self, rope: Rope) -> Turns:
+        """The rotation at each position of the prompt."""
+        if rope not in self._turns:
+            self._turns[rope] = Turns(rope, int(self._segments[-1, 1]), self.model)
+        return self._turns[rope]
+
+
+class Turns:
+    """One rotation at each position, as a product that turns one key to many positions at once.
+
+    What a key becomes at a position is a sum over its pairs of dimensions, of the pair times a
+    cosine and the pair turned by a right angle times a sine: `cos_sin` times `basis` of the key.
+
+    Attributes:
+        cos, sin: float32 [positions, pairs].
+        cos_sin: both, of the model's dtype, [positions, 2 x pairs].
+    """
+
+    def __init__(self, rope: Rope, positions: int, model: BlendModel) -> None:
+        cos, sin = rope.table(torch.arange(positions))
+        self.cos, self.sin = cos.to(model.device), sin.to(model.device)
+        self.cos_sin = torch.cat([self.cos, self.sin], -1).to(model.dtype)
+        self.width = self.cos_sin.shape[1]
+        self._rope = rope
+        one = torch.eye(self.width, device=model.device)
+        half = self.width // 2
+        self._one_cos, self._one_sin = one[:, :half], one[:, half:]
+
+    def back(self, keys: Tensor, at: Tensor) -> None:
+        """Turn keys from the positions `at`, [tokens], to position 0, in place."""
+        self._rope.apply(keys, self.cos[at], -self.sin[at])
+
+    def basis(self, keys: Tensor) -> Tensor:
+        """[..., width, width] of keys [..., dims] at position 0; what is not turned is left out."""
+        basis = keys[..., None, : self.width].repeat_interleave(self.width, -2)
+        self._rope.apply(basis, self._one_cos, self._one_sin)
+        return basis
 
 
 class Pass:
@@ -93,6 +120,7 @@ class Pass:
         self._at = at
         self._rows = rows
         self._mean = mean
+        self._counts = (mean > 0).sum(-1, keepdim=True)
 
     def correct(self, layer: int, keys: Tensor, values: Tensor, key: Tensor, value: Tensor) -> None:
         """Add to a layer's draft what it has drifted by. What was computed goes in afterwards.
@@ -101,33 +129,33 @@ class Pass:
             keys, values: [heads, tokens, dims], the draft.
             key, value: [computed tokens, heads, dims].
         """
-        shift = self._shift(value, values)
-        for index, (begin, end) in enumerate(self._spans):
-            values[:, begin:end] += shift[:, index, None]
-        table = self._drift.table(layer)
-        if table is None:
-            shift = self._shift(key, keys)
+        rope = self._drift.model.layers[layer].rope
+        if rope is None:
+            self._add(self._shift(key, keys), keys)
+        else:
+            turns = self._drift.turns(rope)
+            shift = self._shift(key, keys, turns)
+            basis = turns.basis(shift).to(keys.dtype)
             for index, (begin, end) in enumerate(self._spans):
-                keys[:, begin:end] += shift[:, index, None]
-            return
-        rope, cos, sin = table
-        shift = self._shift(key, keys, (rope, cos[self._at], -sin[self._at]))
-        for index, (begin, end) in enumerate(self._spans):
-            turned = shift[:, index, None].repeat(1, end - begin, 1)
-            rope.apply(turned, cos[begin:end], sin[begin:end])
-            keys[:, begin:end] += turned
+                angles = turns.cos_sin[None, begin:end].expand(len(keys), -1, -1)
+                keys[:, begin:end, : turns.width].baddbmm_(angles, basis[:, index])
+            if turns.width < keys.shape[-1]:
+                self._add(shift[..., turns.width :], keys[..., turns.width :])
+        self._add(self._shift(value, values), values)
 
-    def _shift(
-        self, fresh: Tensor, draft: Tensor, turn: tuple[Rope, Tensor, Tensor] | None = None
-    ) -> Tensor:
-        """float32 [heads, segments, dims]; of keys as they are before the rotation."""
-        gap = fresh[self._rows].transpose(0, 1).float() - draft[:, self._at].float()
-        if turn is not None:
-            rope, cos, sin = turn
-            rope.apply(gap, cos, sin)
+    def _add(self, shift: Tensor, draft: Tensor) -> None:
+        shift = shift.to(draft.dtype)
+        for index, (begin, end) in enumerate(self._spans):
+            draft[:, begin:end] += shift[:, index, None]
+
+    def _shift(self, fresh: Tensor, draft: Tensor, turns: Turns | None = None) -> Tensor:
+        """float32 [heads, segments, dims]; of keys as they are at position 0."""
+        fresh = fresh.index_select(0, self._rows).transpose(0, 1)
+        gap = fresh.float() - draft.index_select(1, self._at).float()
+        if turns is not None:
+            turns.back(gap, self._at)
         mean = self._mean @ gap
         power = mean.square().sum(-1, keepdim=True)
         spread = self._mean @ gap.square().sum(-1, keepdim=True) - power
-        count = (self._mean > 0).sum(-1, keepdim=True)
-        error = (spread / (count - 1)).clamp_min(0)
+        error = (spread / (self._counts - 1)).clamp_min(0)
         return mean * (power / (power + error).clamp_min(torch.finfo(power.dtype).tiny))
