@@ -90,17 +90,27 @@ def find_runs(
             index.used(donor)
         runs.append(run)
 
+    def replaces_last(offset: int, donor: Donor) -> bool:
+        """Where a run of this donor has all that the last run has: one seam less."""
+        edge = runs[-2].end if len(runs) > 1 else begin
+        whole = _grow(index, tokens, edge, offset, donor, present)
+        if whole.begin > runs[-1].begin:
+            return False
+        runs.pop()
+        take(whole)
+        return True
+
     for offset, donors in index.hits(tokens, max(0, begin - 2 * size + 1), scope, of_no_use):
         tried += offset < covered()
         grown = [
-            _grow(index, tokens, covered(), offset, donor, present)
+            (_grow(index, tokens, covered(), offset, donor, present), donor)
             for donor in donors
             if _is_present(index, donor, present)
         ]
         if not grown:
             continue
         # Of equals, the one with more text before it: it was the better donor, measured.
-        best = max(grown, key=lambda run: (run.end, -run.shift))
+        best, donor = max(grown, key=lambda pair: (pair[0].end, -pair[0].shift))
         behind = offset >= covered()
         if overlapping is not None and (
             best.begin >= covered() + extension or (behind and overlapping.end > best.end)
@@ -112,7 +122,7 @@ def find_runs(
             take(best)
             overlapping = None
         elif best.end >= max(covered() + extension, overlapping.end + 1 if overlapping else 0):
-            overlapping = best
+            overlapping = None if runs and replaces_last(offset, donor) else best
     if overlapping is not None:
         take(overlapping)
     return runs[1:] if _is_stub(runs, begin, size) else runs

@@ -117,11 +117,11 @@ def test_of_several_donors_the_one_that_reaches_furthest_is_taken() -> None:
 
 @pytest.mark.parametrize("exact", [False, True])
 def test_a_document_that_one_donor_has_in_part_is_gone_on_with_by_another(exact: bool) -> None:
-    """The first donor's prompt ended in the middle of it; less than a chunk of it is left."""
+    """The first donor's prompt ended in the middle of it, the other lacks its first token."""
     library = Library()
     document, other = words(1, 3 * CHUNK + 50), words(6, 2 * CHUNK)
     library.serve(document[: 3 * CHUNK])
-    library.serve(words(2, 100) + document + words(3, CHUNK))
+    library.serve(words(2, 100) + document[1:] + words(3, CHUNK))
     library.serve(other)
     before = [] if exact else words(4, 21)
     prompt = before + document + other + words(5, 70)
@@ -129,6 +129,20 @@ def test_a_document_that_one_donor_has_in_part_is_gone_on_with_by_another(exact:
     found = spans(runs_of(library, prompt, begin=end if exact else 0))
     rest = [(end, end + 50), (end + 50, end + 50 + 2 * CHUNK)]
     assert found == [*([] if exact else [(21, end)]), *rest]
+
+
+def test_a_donor_that_has_all_takes_the_place_of_one_that_was_found_before_and_has_a_part() -> None:
+    library = Library()
+    one, two = words(1, 3 * CHUNK + 50), words(6, 2 * CHUNK)
+    library.serve(words(7, CHUNK) + two + one[: 3 * CHUNK])
+    # A window of this one begins later in the document than the other's first.
+    library.serve(words(2, 100) + one + words(3, CHUNK))
+    first, second = runs_of(library, words(4, 21) + two + one + words(5, 70))
+    border = 21 + 2 * CHUNK
+    assert (first.begin, first.end, first.shift) == (21, border + 3 * CHUNK, 21 - CHUNK)
+    assert (second.begin, second.end) == (border + 3 * CHUNK, border + 3 * CHUNK + 50)
+    (run,) = runs_of(library, words(4, 21) + one + words(5, 70))
+    assert (run.begin, run.end, run.shift) == (21, 21 + 3 * CHUNK + 50, 21 - 100)
 
 
 @pytest.mark.parametrize("own", [CHUNK - 1, CHUNK])
