@@ -49,9 +49,9 @@ class Mode:
 
 
 MODES = {
-    "fast": Mode(8, 64, 0.0),
-    "balanced": Mode(8, 32, 0.03),
-    "quality": Mode(16, 32, 0.13),
+    "fast": Mode(4, 64, 0.0),
+    "balanced": Mode(4, 48, 0.02),
+    "quality": Mode(8, 32, 0.13),
 }
 
 

@@ -79,28 +79,29 @@ class Turns:
     cosine and the pair turned by a right angle times a sine: `cos_sin` times `basis` of the key.
 
     Attributes:
-        cos, sin: float32 [positions, pairs].
-        cos_sin: both, of the model's dtype, [positions, 2 x pairs].
+        cos_sin: of the model's dtype, [positions, 2 x pairs].
+        width: of a key that is turned.
     """
 
     def __init__(self, rope: Rope, positions: int, model: BlendModel) -> None:
-        cos, sin = rope.table(torch.arange(positions))
-        self.cos, self.sin = cos.to(model.device), sin.to(model.device)
-        self.cos_sin = torch.cat([self.cos, self.sin], -1).to(model.dtype)
+        angles = rope.angles(torch.arange(positions))
+        self.cos_sin = torch.cat(angles, -1).to(model.device, model.dtype)
         self.width = self.cos_sin.shape[1]
         self._rope = rope
+        self._angles = [part.to(model.device) for part in angles]
         one = torch.eye(self.width, device=model.device)
         half = self.width // 2
-        self._one_cos, self._one_sin = one[:, :half], one[:, half:]
+        self._ones = rope.spread(one[:, :half], one[:, half:])
 
     def back(self, keys: Tensor, at: Tensor) -> None:
         """Turn keys from the positions `at`, [tokens], to position 0, in place."""
-        self._rope.apply(keys, self.cos[at], -self.sin[at])
+        cos, sin = (part.index_select(0, at) for part in self._angles)
+        self._rope.apply(keys, *self._rope.spread(cos, -sin))
 
     def basis(self, keys: Tensor) -> Tensor:
         """[..., width, width] of keys [..., dims] at position 0; what is not turned is left out."""
         basis = keys[..., None, : self.width].repeat_interleave(self.width, -2)
-        self._rope.apply(basis, self._one_cos, self._one_sin)
+        self._rope.apply(basis, *self._ones)
         return basis
 
 

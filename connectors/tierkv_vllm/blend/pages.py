@@ -105,7 +105,11 @@ class PageReader:
         """
         both = self.split(pages, self.tokens, self.dims)
         for source, target in zip(both, (keys, values), strict=True):
-            target.view(source.shape).copy_(source)
+            into = target.view(source.shape)
+            if source.shape[-1] == 2 and source.stride(-1) == 1 and source.itemsize == 2:
+                # Pairs that stay together are copied as one: less than half the time.
+                source, into = source.view(torch.int32), into.view(torch.int32)
+            into.copy_(source)
 
     def _try(self, layer: Any, cache: Tensor) -> None:
         like: dict[str, Any] = {"dtype": self.dtype, "device": cache.device}

@@ -8,6 +8,7 @@ and whatever the rotation leaves out do not depend on the position.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import torch
@@ -60,11 +61,11 @@ class Rope:
             keys: [..., head_size], any strides and floating dtype; the arithmetic is float32.
         """
         if by:
-            cos, sin = self.table(torch.tensor(by))
+            cos, sin = _distance(self, by)
             self.apply(keys, cos.to(keys.device), sin.to(keys.device))
 
-    def table(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """What `apply` takes to move by these distances.
+    def angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """By how much each pair of dimensions is turned.
 
         Args:
             positions: int64, any shape, on the CPU.
@@ -76,20 +77,32 @@ class Rope:
         angles = positions[..., None] * self.frequencies.double()
         return angles.cos().float(), angles.sin().float()
 
+    def spread(self, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        """Angles of pairs, [..., rotary_dim / 2], as `apply` takes them: [..., rotary_dim].
+
+        Each dimension gets its pair's cosine, and the sine with the sign of its partner's part.
+        """
+        if self.neox:
+            return torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)
+        return torch.stack([cos, cos], -1).flatten(-2), torch.stack([-sin, sin], -1).flatten(-2)
+
     def apply(self, keys: Tensor, cos: Tensor, sin: Tensor) -> None:
-        """Turn `keys` by the angles of a `table`, in place; with `-sin` the other way.
+        """Turn `keys` in place; with `-sin` the other way.
 
         Args:
             keys: [..., head_size], any strides and floating dtype; the arithmetic is float32.
-            cos, sin: of a shape that broadcasts to [..., rotary_dim / 2].
+            cos, sin: from `spread`, of a shape that broadcasts to [..., rotary_dim].
         """
-        width = 2 * len(self.frequencies)
+        turned = keys[..., : 2 * len(self.frequencies)]
+        x = turned.float()
         if self.neox:
-            first, second = keys[..., : width // 2], keys[..., width // 2 : width]
+            partner = x.roll(len(self.frequencies), -1)
         else:
-            first, second = keys[..., 0:width:2], keys[..., 1:width:2]
-        a, b = first.float(), second.float()
-        # Both before either is written: of float32 keys, a and b are the keys themselves.
-        turned = torch.addcmul(a * cos, b, sin, value=-1), torch.addcmul(b * cos, a, sin)
-        first.copy_(turned[0])
-        second.copy_(turned[1])
+            partner = x.view(*x.shape[:-1], -1, 2).flip(-1).flatten(-2)
+        turned.copy_(torch.addcmul(x * cos, partner, sin))
+
+
+@functools.lru_cache(maxsize=16)
+def _distance(rope: Rope, by: int) -> tuple[Tensor, Tensor]:
+    """The same for each layer of a run."""
+    return rope.spread(*rope.angles(torch.tensor(by)))

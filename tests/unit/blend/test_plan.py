@@ -13,6 +13,7 @@ from tierkv.blend.match import Run, find_runs
 from tierkv.blend.plan import (
     MODES,
     QUERY_TOKENS,
+    SEGMENT_TOKENS,
     TAIL_TOKENS,
     BlendPlan,
     Mode,
@@ -35,9 +36,21 @@ def by_hand(plan: BlendPlan, mode: Mode) -> list[int]:
     for place in range(plan.exact, plan.end):
         inside = [r for r in plan.runs if r.begin <= place < r.end]
         anchored = bool(inside) and place < inside[0].begin + mode.anchor_tokens
-        if not inside or anchored or asks_from <= place < asks_to:
+        sampled = place in samples_by_hand(plan, mode)
+        if not inside or anchored or sampled or asks_from <= place < asks_to:
             fixed.append(place)
     return fixed
+
+
+def samples_by_hand(plan: BlendPlan, mode: Mode) -> list[int]:
+    """In the middle of each so many tokens behind a run's anchors."""
+    samples = []
+    for r in plan.runs:
+        place = r.begin + mode.anchor_tokens + mode.sample_every // 2
+        while mode.sample_every and place < r.end:
+            samples.append(place)
+            place += mode.sample_every
+    return samples
 
 
 @st.composite
@@ -50,7 +63,11 @@ def prompts(draw: st.DrawFn) -> tuple[int, int, list[Run], Mode]:
         runs.append(run(at, end))
         at = end
     tokens = at + draw(st.integers(0, TAIL_TOKENS - 1))
-    mode = Mode(draw(st.integers(0, 40)), draw(st.sampled_from([0.0, 0.05, 0.5, 1.0])))
+    mode = Mode(
+        draw(st.integers(0, 40)),
+        draw(st.sampled_from([0, 1, 7, 32, 500])),
+        draw(st.sampled_from([0.0, 0.05, 0.5, 1.0])),
+    )
     return exact, tokens, runs, mode
 
 
@@ -62,6 +79,7 @@ def test_every_position_is_reused_once_or_recomputed(
     plan = make_plan(exact, tokens, runs, mode)
     assert (plan.exact, plan.end) == (exact, tokens)
     assert plan.fixed.tolist() == by_hand(plan, mode)
+    assert plan.samples.tolist() == samples_by_hand(plan, mode)
     reusable = set(range(exact, tokens)) - set(plan.fixed.tolist())
     # What is not computed anew lies in exactly one run.
     assert all(sum(r.begin <= p < r.end for r in runs) == 1 for p in reusable)
@@ -74,7 +92,7 @@ def test_every_position_is_reused_once_or_recomputed(
 
 
 def test_the_engine_computes_what_is_far_behind_the_last_run() -> None:
-    plan = make_plan(64, 2000, [run(100, 400)], Mode(12, 0.06))
+    plan = make_plan(64, 2000, [run(100, 400)], Mode(12, 0, 0.06))
     assert plan.end == 400 + TAIL_TOKENS
     # What follows the runs stands for the question.
     assert plan.query.tolist() == list(range(400, 400 + QUERY_TOKENS))
@@ -88,7 +106,7 @@ def test_a_tail_is_blended_along_up_to_its_limit(tail: int, end: int) -> None:
 
 
 def test_runs_side_by_side_have_an_anchor_each() -> None:
-    plan = make_plan(0, 300, [run(0, 100), run(100, 250)], Mode(8, 0.0))
+    plan = make_plan(0, 300, [run(0, 100), run(100, 250)], Mode(8, 0, 0.0))
     expected = [*range(8), *range(100, 108), *range(250, 300)]
     assert plan.fixed.tolist() == expected
     assert plan.reused == 300 - len(expected)
@@ -99,7 +117,7 @@ def test_exactness_ends_where_the_first_run_begins() -> None:
 
 
 def test_all_may_be_recomputed() -> None:
-    plan = make_plan(64, 300, [run(70, 300)], Mode(12, 1.0))
+    plan = make_plan(64, 300, [run(70, 300)], Mode(12, 0, 1.0))
     assert (plan.reused, plan.recomputed) == (0, 236)
 
 
@@ -125,13 +143,22 @@ def test_the_pieces_of_a_found_plan_name_one_donor_place_for_each_position() -> 
 
 
 def test_a_mode_is_the_configured_one_with_the_configured_values() -> None:
-    config = BlendConfig(mode="balanced", anchor_tokens=5, recompute_ratio=0.3)
-    assert mode_of(config) == Mode(5, 0.3)
-    assert mode_of(config, "balanced") == Mode(5, 0.3)
+    config = BlendConfig(mode="balanced", anchor_tokens=5, sample_every=9, recompute_ratio=0.3)
+    assert mode_of(config) == Mode(5, 9, 0.3)
+    assert mode_of(config, "balanced") == Mode(5, 9, 0.3)
     # A request that wants another mode gets that mode as it is.
     assert mode_of(config, "quality") == MODES["quality"]
     assert mode_of(BlendConfig(mode="fast")) == MODES["fast"]
-    assert mode_of(BlendConfig(mode="fast", anchor_tokens=0)) == Mode(0, 0.0)
+    assert mode_of(BlendConfig(mode="fast", anchor_tokens=0, sample_every=0)) == Mode(0, 0, 0.0)
+
+
+def test_long_runs_are_cut_into_equal_parts_that_drift_alike() -> None:
+    runs = [run(10, 100), run(100, 870), run(900, 900 + 3 * SEGMENT_TOKENS)]
+    plan = make_plan(0, 3000, runs, Mode(8, 32, 0.0))
+    # 770 tokens are nearer to two parts of 512 than to one.
+    expected = [(10, 100), (100, 485), (485, 870)]
+    expected += [(900 + i * SEGMENT_TOKENS, 900 + (i + 1) * SEGMENT_TOKENS) for i in range(3)]
+    assert [tuple(part) for part in plan.segments.tolist()] == expected
 
 
 @settings(max_examples=30)

@@ -26,7 +26,7 @@ def test_keys_with_learned_positions_are_refused(monkeypatch: pytest.MonkeyPatch
     cache = torch.zeros(2, 1, 16, 16)
     modules = {"h.0.attn": torch.nn.Module()}
     with pytest.raises(UnsupportedError, match=r"layer h\.0\.attn\.attn has no rotary embedding"):
-        _layer("h.0.attn.attn", attention_layer(), cache, modules)
+        _layer("h.0.attn.attn", attention_layer(), cache, modules, {})
 
 
 def test_a_layer_without_positions_among_others_is_not_turned(
@@ -35,7 +35,8 @@ def test_a_layer_without_positions_among_others_is_not_turned(
     monkeypatch.setattr(PageReader, "_try", lambda *_: None)
     parent: Any = torch.nn.Module()
     parent.rotary_emb = None
-    layer = _layer("h.0.attn", attention_layer(), torch.zeros(2, 1, 16, 16), {"h.0": parent})
+    cache = torch.zeros(2, 1, 16, 16)
+    layer = _layer("h.0.attn", attention_layer(), cache, {"h.0": parent}, {})
     assert layer.rope is None
 
 
