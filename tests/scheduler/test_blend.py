@@ -33,7 +33,13 @@ MakeRig = Callable[..., BlendRig]
 OFF = {"tierkv": {"blend": "off"}}
 EXPLAIN = {"tierkv": {"explain": True}}
 
-BLEND = {"mode": "balanced", "min_tokens": 64, "anchor_tokens": 12, "recompute_ratio": 0.06}
+BLEND = {
+    "mode": "balanced",
+    "min_tokens": 64,
+    "anchor_tokens": 12,
+    "sample_every": 0,
+    "recompute_ratio": 0.06,
+}
 
 A, B = text(901, 200), text(902, 200)
 FIRST = A + B + text(903, 30)
@@ -377,8 +383,11 @@ def test_a_request_may_choose_another_mode(make_blend: MakeRig) -> None:
     both = counter(rig, "tierkv_blend_tokens_total", "kind")[("recomputed",)]
     assert fast == 40 + 12 + 16 + 12 + 40 + round(0.06 * 384)
     # The configuration's own values are those of its own mode.
-    anchors, ratio = MODES["quality"].anchor_tokens, MODES["quality"].ratio
-    assert both - fast == 40 + anchors + 16 + anchors + 40 + round(ratio * 384)
+    quality = MODES["quality"]
+    anchors, every = quality.anchor_tokens, quality.sample_every
+    first, second = (range(b + anchors + every // 2, e, every) for b, e in ((40, 224), (240, 440)))
+    anew = 40 + anchors + len(first) + 16 + anchors + len(second) + 40
+    assert both - fast == anew + round(quality.ratio * 384)
 
 
 QUALITY = {"tierkv": {"blend": "quality"}}

@@ -49,7 +49,7 @@ class Mode:
 
 
 MODES = {
-    "fast": Mode(4, 64, 0.0),
+    "fast": Mode(4, 128, 0.0),
     "balanced": Mode(4, 48, 0.02),
     "quality": Mode(8, 32, 0.13),
 }

@@ -27,7 +27,8 @@ def test_it_is_off_unless_it_is_switched_on() -> None:
 
 def test_values_have_the_documented_defaults() -> None:
     config = blend(mode="fast")
-    assert (config.anchor_tokens, config.recompute_ratio) == (None, None)
+    of_the_mode = (config.anchor_tokens, config.sample_every, config.recompute_ratio)
+    assert of_the_mode == (None, None, None)
     assert (config.min_tokens, config.exact_after, config.shadow) == (256, 2, 0.0)
     assert config.max_prompt_bytes == 4 << 30
 
@@ -39,6 +40,8 @@ def test_values_have_the_documented_defaults() -> None:
         ("mode", True),
         ("anchor_tokens", -1),
         ("anchor_tokens", 1025),
+        ("sample_every", -1),
+        ("sample_every", 1025),
         ("recompute_ratio", -0.1),
         ("recompute_ratio", 1.1),
         ("min_tokens", 0),
