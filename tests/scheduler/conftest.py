@@ -11,7 +11,17 @@ from typing import Any
 import pytest
 import torch
 
+from tests.scheduler.blending import BlendRig
 from tests.scheduler.rig import VOCAB, Rig, write_model
+
+BLEND = {
+    "mode": "balanced",
+    "min_tokens": 64,
+    "anchor_tokens": 12,
+    "sample_every": 0,
+    "recompute_ratio": 0.06,
+}
+"""No samples: every byte of a blended prompt can be foretold."""
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -26,6 +36,22 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def rig_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(tmp_path_factory.mktemp("rig") / "model")
+
+
+@pytest.fixture
+def make_blend(rig_model: Path) -> Iterator[Callable[..., BlendRig]]:
+    """Make rigs with any-text reuse; all are closed at the end."""
+    rigs: list[BlendRig] = []
+
+    def make(config: dict[str, Any] | None = None, **options: Any) -> BlendRig:
+        blend = {**BLEND, **options.pop("blend", {})}
+        extra = {**(config or dram()), "blend": blend}
+        rigs.append(BlendRig(rig_model, extra, **{"num_blocks": 200, **options}))
+        return rigs[-1]
+
+    yield make
+    for rig in rigs:
+        rig.close()
 
 
 @pytest.fixture
