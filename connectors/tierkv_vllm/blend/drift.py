@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Correct reused text by what a sample of it has drifted.
 
-Another context shifts the keys and values of a whole piece of text, most of all by what all its
-tokens have in common: measured, a quarter to a half of the difference between a stored and a
-freshly computed layer is the same for every token of a document, before the rotation. Attention
-averages over tokens, so what they have in common is what shows. It is cheap to learn: some evenly
-spaced tokens are computed anew in any case (`BlendPlan.samples`), and in each layer and head the
-mean of what they differ by from the draft is added to the rest of their segment.
+Another context shifts the keys and values of a whole piece of text by something that all its tokens
+have in common: measured, a fifth of the squared difference between stored and freshly computed keys
+before the rotation, and a tenth of that of values. Attention averages over tokens, so what they have
+in common is what shows. It is cheap to learn: some evenly spaced tokens are computed anew in any
+case (`BlendPlan.samples`), and in each layer and head the mean of what they differ by from the draft
+is added to the rest of their segment.
 
 The mean is trusted as far as the samples agree: it is scaled by p / (p + e), where p is its squared
 length and e the variance of a mean of so many samples (Wiener's filter).
