@@ -243,7 +243,8 @@ def plan_of(case: Case, mode: Mode) -> BlendPlan:
     return make_plan(0, case.context + QUERY_TOKENS, runs, mode)
 
 
-def anchors(case: Case, count: int) -> Tensor:
+def anchored(case: Case, count: int) -> Tensor:
+    """Rows of the first tokens of each document, and of the question."""
     return torch.from_numpy(plan_of(case, Mode(count, 0, 0.0)).fixed)
 
 
@@ -333,7 +334,7 @@ def methods(
                 by_mode("balanced, donors blended before", mode, case, second_hand)
                 keep(second_hand, case, blended)
         for count in (8, 16, 32):
-            rows = anchors(case, count)
+            rows = anchored(case, count)
             add(f"served, first {count}", case, draft(case, served), rows, now())
             if count > 8:
                 add(f"EPIC {count} (alone)", case, draft(case, alone), rows, now())

@@ -24,6 +24,9 @@ MIN_GROWTH = 8
 MIN_EXTENSION = 32
 """Tokens by which a run that begins in covered text must reach beyond it, if nothing else is said:
 its first ones there are computed anew anyway."""
+MAX_REPLACED = 2048
+"""Tokens of a run whose place another may take: in a longer one a seam does not matter, and looking
+for it again takes time."""
 MAX_TRIES = 8
 """Windows in covered text that are grown between two runs: repetitive text has no end of them."""
 
@@ -85,19 +88,17 @@ def find_runs(
     def take(run: Run) -> None:
         nonlocal tried
         tried = 0
-        run = _clipped(run, covered(), size)
-        for donor in run.donors:
-            index.used(donor)
-        runs.append(run)
+        runs.append(_clipped(run, covered(), size))
 
-    def replaces_last(offset: int, donor: Donor) -> bool:
-        """Where a run of this donor has all that the last run has: one seam less."""
-        edge = runs[-2].end if len(runs) > 1 else begin
-        whole = _grow(index, tokens, edge, offset, donor, present)
-        if whole.begin > runs[-1].begin:
+    def take_instead_of_last(offset: int, donor: Donor) -> bool:
+        """If this donor has more than all that the last run has: one seam less."""
+        if not runs or len(runs[-1]) > MAX_REPLACED:
             return False
-        runs.pop()
-        take(whole)
+        edge = runs[-2].end if len(runs) > 1 else begin
+        whole = _clipped(_grow(index, tokens, edge, offset, donor, present), edge, size)
+        if whole.begin > runs[-1].begin or whole.end <= runs[-1].end:
+            return False
+        runs[-1] = whole
         return True
 
     for offset, donors in index.hits(tokens, max(0, begin - 2 * size + 1), scope, of_no_use):
@@ -122,10 +123,15 @@ def find_runs(
             take(best)
             overlapping = None
         elif best.end >= max(covered() + extension, overlapping.end + 1 if overlapping else 0):
-            overlapping = None if runs and replaces_last(offset, donor) else best
+            overlapping = None if take_instead_of_last(offset, donor) else best
     if overlapping is not None:
         take(overlapping)
-    return runs[1:] if _is_stub(runs, begin, size) else runs
+    if _is_stub(runs, begin, size):
+        del runs[0]
+    for run in runs:
+        for donor in run.donors:
+            index.used(donor)
+    return runs
 
 
 def _is_stub(runs: list[Run], begin: int, size: int) -> bool:

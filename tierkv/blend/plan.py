@@ -29,6 +29,8 @@ TAIL_TOKENS = 256
 
 SEGMENT_TOKENS = 512
 """Reused tokens that are taken to have drifted alike; longer runs are cut into equal parts."""
+MIN_SAMPLES = 2
+"""Of a segment: one alone does not tell how far it can be trusted."""
 
 Positions = npt.NDArray[np.int64]
 
@@ -39,7 +41,7 @@ class Mode:
 
     Attributes:
         anchor_tokens: at the beginning of each run.
-        sample_every: behind them one of so many; 0 for none.
+        sample_every: behind them one of so many, where that makes two at least; 0 for none.
         ratio: of all reused tokens, by choice.
     """
 
@@ -83,7 +85,8 @@ class BlendPlan:
         runs: what donors cover.
         fixed: int64, ascending: positions that are recomputed in any case.
         samples: of these the ones that tell the drift of their segment.
-        segments: int64 [n, 2], ascending: [begin, end) of the parts of the runs that drift alike.
+        segments: int64 [n, 2], ascending: [begin, end) of the parts of the runs, behind their
+            anchors, that drift alike.
         query: of these the ones whose attention chooses; none where nothing is chosen.
         extra: reused tokens that are recomputed by choice.
     """
@@ -104,7 +107,7 @@ class BlendPlan:
 
     @property
     def reused(self) -> int:
-        """Tokens that are taken from donors and stay as they are."""
+        """Tokens that are taken from donors and not computed."""
         return self.end - self.exact - len(self.fixed) - self.extra
 
     @property
@@ -129,13 +132,12 @@ def make_plan(exact: int, tokens: int, runs: Sequence[Run], mode: Mode) -> Blend
     end = min(tokens, runs[-1].end + TAIL_TOKENS)
     fixed = np.ones(end, dtype=bool)
     fixed[:exact] = False
-    samples = np.zeros(end, dtype=bool)
+    segments = []
     for run in runs:
         fixed[run.begin + mode.anchor_tokens : run.end] = False
-        if mode.sample_every:
-            first = run.begin + mode.anchor_tokens + mode.sample_every // 2
-            samples[first : run.end : mode.sample_every] = True
-    fixed |= samples
+        segments += _segments(run.begin + mode.anchor_tokens, run.end)
+    samples = [place for part in segments for place in _samples(*part, mode.sample_every)]
+    fixed[samples] = True
     # Where the engine goes on, the question lies ahead: what follows the runs stands for it.
     query_end = end if end == tokens else min(end, runs[-1].end + QUERY_TOKENS)
     covered = sum(len(run) for run in runs)
@@ -148,14 +150,25 @@ def make_plan(exact: int, tokens: int, runs: Sequence[Run], mode: Mode) -> Blend
         end=end,
         runs=tuple(runs),
         fixed=np.flatnonzero(fixed),
-        samples=np.flatnonzero(samples),
-        segments=np.array([part for run in runs for part in _segments(run)], dtype=np.int64),
+        samples=np.array(samples, dtype=np.int64),
+        segments=np.array(segments, dtype=np.int64).reshape(-1, 2),
         query=query,
         extra=min(free, wanted),
     )
 
 
-def _segments(run: Run) -> list[tuple[int, int]]:
-    parts = max(1, round(len(run) / SEGMENT_TOKENS))
-    cuts = [run.begin + len(run) * part // parts for part in range(parts + 1)]
+def _segments(begin: int, end: int) -> list[tuple[int, int]]:
+    """Equal parts of about `SEGMENT_TOKENS`."""
+    if begin >= end:
+        return []
+    parts = max(1, round((end - begin) / SEGMENT_TOKENS))
+    cuts = [begin + (end - begin) * part // parts for part in range(parts + 1)]
     return list(itertools.pairwise(cuts))
+
+
+def _samples(begin: int, end: int, every: int) -> list[int]:
+    """Places in the middle of about `every` tokens each."""
+    count = round((end - begin) / every) if every else 0
+    if count < MIN_SAMPLES:
+        return []
+    return [begin + (2 * i + 1) * (end - begin) // (2 * count) for i in range(count)]

@@ -41,8 +41,9 @@ class BlendConfig(Model):
         ge=0,
         le=1024,
         examples=[32],
-        description="Behind those, one of so many tokens is recomputed, and what these have "
-        "drifted by is added to the tokens between them. 0: none. Without it the mode's",
+        description="Behind those, one of so many tokens is recomputed, and what they have in "
+        "common by way of drift is added to the tokens between them. 0: none. Without it the "
+        "mode's",
     )
     recompute_ratio: float | None = Field(
         None,

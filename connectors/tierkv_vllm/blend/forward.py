@@ -23,10 +23,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from tierkv_vllm.blend.drift import Pass
+from tierkv_vllm.blend.drift import DriftPass
 from tierkv_vllm.blend.model import BlendModel
 
-SEGMENT_ROWS = 128
+BATCH_ROWS = 128
 """Chosen tokens that attend together. They see what is before the last of them, masked."""
 WATCH_EVERY = 3
 """Layers of which one is watched: the choice is as good as from all of them, measured."""
@@ -117,7 +117,7 @@ class Attention:
         scale: float,
         watch: bool = False,
         first: int = 0,
-        drift: Pass | None = None,
+        drift: DriftPass | None = None,
         after_layer: Callable[[int], None] | None = None,
     ) -> None:
         self._scratch = scratch
@@ -125,9 +125,9 @@ class Attention:
         self._scale = scale
         self._drift = drift
         self._after_layer = after_layer
-        self._segments = [
-            _Segment.of(part, first, group, scratch.keys.dtype)
-            for part in torch.split(positions, SEGMENT_ROWS)
+        self._batches = [
+            _Batch.of(part, first, group, scratch.keys.dtype)
+            for part in torch.split(positions, BATCH_ROWS)
         ]
         device = scratch.keys.device
         self.mass = torch.zeros(scratch.tokens, device=device) if watch else None
@@ -145,14 +145,14 @@ class Attention:
             self._after_layer(layer)
         out = torch.empty_like(query)
         begin = 0
-        for segment in self._segments:
-            end = begin + segment.rows
+        for batch in self._batches:
+            end = begin + batch.rows
             heads = keys.shape[0]
             # Query heads of one KV head become rows: [heads, group x rows, dims].
             rows = query[begin:end]
             grouped = rows.reshape(len(rows), heads, -1, query.shape[2]).permute(1, 2, 0, 3)
             flat = grouped.reshape(heads, -1, query.shape[2])
-            seen, mask = segment.seen, segment.mask
+            seen, mask = batch.seen, batch.mask
             if self.mass is not None and layer % WATCH_EVERY == WATCH_EVERY - 1:
                 self.mass[:seen] += self._watched(flat, keys[:, :seen], mask)
             mixed = scaled_dot_product_attention(
@@ -168,7 +168,7 @@ class Attention:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Segment:
+class _Batch:
     """Rows that attend together; `mask` is [group x rows, seen], 0 or -inf."""
 
     rows: int
@@ -176,7 +176,7 @@ class _Segment:
     mask: Tensor
 
     @classmethod
-    def of(cls, positions: Tensor, first: int, group: int, dtype: torch.dtype) -> _Segment:
+    def of(cls, positions: Tensor, first: int, group: int, dtype: torch.dtype) -> _Batch:
         seen = int(positions[-1]) + 1
         keys = torch.arange(seen, device=positions.device)
         hidden = (keys > positions[:, None]) | (keys < first)
@@ -208,12 +208,14 @@ def recompute(
 def attended(model: BlendModel, scratch: Scratch, tokens: Tensor, query: Tensor) -> Tensor:
     """How much the `query` positions attend to each token: float32 [tokens], in no unit.
 
-    Runs the query over the draft, through the lower part of the model; its own keys and values in
-    the scratch are of no further use.
+    Runs the query over the draft, as it is before any correction, through the lower part of the
+    model. The scratch is left as it was: donors' text in the query is yet to be compared.
     """
     attend = Attention(scratch, query, group=model.group, scale=model.scale, watch=True)
+    keys, values = scratch.keys[:, query], scratch.values[:, query]
     with contextlib.suppress(_Enough):
         model.forward(tokens[query], query, attend)
+    scratch.keys[:, query], scratch.values[:, query] = keys, values
     assert attend.mass is not None
     return attend.mass
 

@@ -23,7 +23,8 @@ class BlendJob:
         exact: leading tokens whose KV is, or will be when the job goes on, in those blocks.
         pieces: int32 [n, 5], a donor a row, consecutive ones of a run together: DRAM slot, first
             token in its chunk, tokens, first position in the prompt, positions that it moves by.
-        fixed, samples, segments, query: positions; see `tierkv.blend.plan.BlendPlan`.
+        fixed, samples, query: positions; see `tierkv.blend.plan.BlendPlan`.
+        segments: int32 [n, 2]; see there.
         extra: tokens to choose.
         shadow: compute it in full too, later, and compare; only where the last token is `fixed`.
         exact_ops: copies, as of a `LoadJob`, that bring the part of the exact tokens that the

@@ -197,6 +197,8 @@ def _layer(
     rotary = getattr(parent, "rotary_emb", None)
     rope = None
     if isinstance(rotary, nn.Module):
-        # vLLM shares one embedding between layers; so are its angles.
-        rope = ropes.setdefault(rotary, Rope.of(rotary))
+        # Layers that share one of vLLM's embeddings share one rotation, and tables of its angles.
+        if rotary not in ropes:
+            ropes[rotary] = Rope.of(rotary)
+        rope = ropes[rotary]
     return Layer(module, cache, PageReader.of(module, cache), rope)

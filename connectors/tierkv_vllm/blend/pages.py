@@ -55,6 +55,13 @@ LAYOUTS: dict[str, Split] = {
 """By what vLLM's CPU backend calls its instruction set; nothing on other devices."""
 
 
+def _is_pairs(elements: Tensor) -> bool:
+    """Whether its last axis holds two elements that can be taken for one of twice the size."""
+    *strides, last = elements.stride()
+    even = not any(n % 2 for n in (*strides, elements.storage_offset()))
+    return elements.itemsize == 2 and elements.shape[-1] == 2 and last == 1 and even
+
+
 @dataclass(frozen=True, slots=True)
 class PageReader:
     """Keys and values of one layer's pages, or of equal layers side by side.
@@ -106,7 +113,7 @@ class PageReader:
         both = self.split(pages, self.tokens, self.dims)
         for source, target in zip(both, (keys, values), strict=True):
             into = target.view(source.shape)
-            if source.shape[-1] == 2 and source.stride(-1) == 1 and source.itemsize == 2:
+            if _is_pairs(source) and _is_pairs(into):
                 # Pairs that stay together are copied as one: less than half the time.
                 source, into = source.view(torch.int32), into.view(torch.int32)
             into.copy_(source)

@@ -9,6 +9,7 @@ and whatever the rotation leaves out do not depend on the position.
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import dataclass
 
 import torch
@@ -73,9 +74,11 @@ class Rope:
         Returns:
             Cosines and sines, float32 [*positions.shape, rotary_dim / 2].
         """
-        # float64: the product of a large distance and a frequency loses digits in float32.
+        # float64: the product of a large distance and a frequency loses digits in float32, in
+        # which the rest of a full turn has enough of them.
         angles = positions[..., None] * self.frequencies.double()
-        return angles.cos().float(), angles.sin().float()
+        turn = angles.remainder(2 * math.pi).float()
+        return turn.cos(), turn.sin()
 
     def spread(self, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
         """Angles of pairs, [..., rotary_dim / 2], as `apply` takes them: [..., rotary_dim].
@@ -98,7 +101,7 @@ class Rope:
         if self.neox:
             partner = x.roll(len(self.frequencies), -1)
         else:
-            partner = x.view(*x.shape[:-1], -1, 2).flip(-1).flatten(-2)
+            partner = x.view(*x.shape[:-1], len(self.frequencies), 2).flip(-1).flatten(-2)
         turned.copy_(torch.addcmul(x * cos, partner, sin))
 
 

@@ -230,17 +230,15 @@ class Runner:
             mass = model.summed_over_ranks(attended(model, scratch, tokens, query))
             chosen = choose(mass, chosen, job.exact, job.extra)
             yield len(query)
-        drift = Drift(
-            model,
-            torch.from_numpy(job.segments).to(torch.int64),
-            torch.from_numpy(job.samples).to(torch.int64),
-        )
-        parts = torch.split(chosen, self._max_tokens) if len(chosen) else ()
-        cuts = [0, *(int(part[0]) for part in parts[1:]), len(job.tokens)]
         hidden = None
-        for part, span in zip(parts, itertools.pairwise(cuts), strict=False):
-            hidden = recompute(model, scratch, tokens, part, drift=drift.during(part, *span))
-            yield len(part)
+        if len(chosen):
+            segments = torch.from_numpy(job.segments).to(torch.int64)
+            drift = Drift(model, segments, torch.from_numpy(job.samples).to(torch.int64))
+            parts = torch.split(chosen, self._max_tokens)
+            cuts = [0, *(int(part[0]) for part in parts[1:]), len(job.tokens)]
+            for part, span in zip(parts, itertools.pairwise(cuts), strict=True):
+                hidden = recompute(model, scratch, tokens, part, drift=drift.during(part, *span))
+                yield len(part)
         self._fill(job, scratch)
         if job.shadow and hidden is not None and len(self._shadows) < MAX_SHADOWS:
             self._shadows.append(_Shadow(tokens, model.logits(hidden[-1:])[0]))

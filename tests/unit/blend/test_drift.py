@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tierkv_vllm.blend.drift import Drift
+from tierkv_vllm.blend.drift import BASES_AT_ONCE, Drift
+from tierkv_vllm.blend.forward import Scratch, attended
 from tierkv_vllm.blend.rope import Rope
 
 HEADS, DIMS, TOKENS = 2, 16, 200
@@ -155,3 +156,38 @@ def test_a_segment_that_two_passes_share_is_corrected_once_by_each_for_its_part(
         end = min(span[1], 90)
         torch.testing.assert_close(draft[1][:, 10:end], values[:, 10:end])
         torch.testing.assert_close(draft[1][:, end:], values[:, end:] - 1)
+
+
+def test_more_segments_than_fit_into_memory_together_are_all_corrected() -> None:
+    keys = some(30, HEADS, TOKENS, DIMS)
+    segments = [(begin, begin + 8) for begin in range(0, 8 * (BASES_AT_ONCE + 3), 8)]
+    draft_keys = keys.copy()
+    for number, (begin, end) in enumerate(segments):
+        draft_keys[:, begin:end] -= some(40 + number, HEADS, 1, DIMS)
+    fresh, draft = at_positions(keys, NEOX), at_positions(draft_keys, NEOX)
+    values = torch.zeros(HEADS, TOKENS, DIMS)
+    samples = [place for begin, _ in segments for place in (begin + 1, begin + 6)]
+    assert correct(NEOX, segments, samples, samples, (fresh, values), (draft, values.clone()))
+    torch.testing.assert_close(draft, fresh, atol=1e-4, rtol=0)
+
+
+def test_watching_what_the_question_attends_to_leaves_the_draft_to_be_compared() -> None:
+    layers = 6
+
+    def forward(tokens: Any, positions: torch.Tensor, attend: Any) -> None:
+        for layer in range(layers):
+            query = torch.ones(len(positions), HEADS, DIMS)
+            attend(layer, query, query * 2, query * 3)
+
+    watched: Any = SimpleNamespace(
+        layers=[None] * layers, heads=HEADS, dims=DIMS, group=1, scale=1.0, device="cpu",
+        dtype=torch.float32, forward=forward,
+    )  # fmt: skip
+    scratch = Scratch(watched, TOKENS)
+    scratch.keys += torch.tensor(some(50, *scratch.keys.shape))
+    scratch.values += torch.tensor(some(51, *scratch.values.shape))
+    before = scratch.keys.clone(), scratch.values.clone()
+    mass = attended(watched, scratch, torch.zeros(TOKENS), torch.arange(180, TOKENS))
+    assert mass[:TOKENS].sum() > 0
+    assert torch.equal(scratch.keys, before[0])
+    assert torch.equal(scratch.values, before[1])

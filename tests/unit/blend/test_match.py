@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 
 from tests.unit.blend.library import CHUNK, NAMESPACE, SCOPE, Library, ids, words
 from tierkv.blend.donors import MAX_VARIANTS
-from tierkv.blend.match import MAX_TRIES, MIN_EXTENSION, MIN_GROWTH, Run, find_runs
+from tierkv.blend.match import (
+    MAX_REPLACED,
+    MAX_TRIES,
+    MIN_EXTENSION,
+    MIN_GROWTH,
+    Run,
+    find_runs,
+)
 
 
 def runs_of(
@@ -283,6 +290,30 @@ def test_what_was_found_is_kept_longer_than_what_was_not() -> None:
     assert len(runs_of(library, words(9, 5) + wanted)) == 1
     library.serve(words(5, CHUNK))
     assert len(runs_of(library, words(9, 5) + wanted)) == 1
+
+
+def test_what_another_donor_took_the_place_of_is_not_kept_for_it() -> None:
+    library = Library(max_chunks=10)
+    document = words(1, 2 * CHUNK + 50)
+    library.serve(document[: 2 * CHUNK])
+    library.serve(words(2, 100) + document + words(3, CHUNK))
+    in_part = len(library.index)
+    (run,) = runs_of(library, words(4, 21) + document + words(5, 70))
+    assert run.shift == 21 - 100
+    # The oldest go first: the two chunks of the donor that had a part.
+    for seed in range(10 - in_part + 2):
+        library.serve(words(100 + seed, CHUNK))
+    (run,) = runs_of(library, words(4, 21) + document + words(5, 70))
+    assert run.shift == 21 - 100
+
+
+def test_a_long_run_is_not_looked_for_again_for_one_seam_less() -> None:
+    for length, runs in ((MAX_REPLACED, 1), (MAX_REPLACED + CHUNK, 2)):
+        library = Library()
+        document = words(length, length + 50)
+        library.serve(document[:length])
+        library.serve(words(2, 100) + document + words(3, CHUNK))
+        assert len(runs_of(library, words(4, 21) + document + words(5, 70))) == runs
 
 
 @st.composite

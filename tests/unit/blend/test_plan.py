@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -32,24 +34,24 @@ def by_hand(plan: BlendPlan, mode: Mode) -> list[int]:
     asks_from = asks_to = plan.end
     if round(mode.ratio * sum(map(len, plan.runs))):
         asks_from = plan.end - QUERY_TOKENS
+    sampled = set(samples_by_hand(plan, mode))
     fixed = []
     for place in range(plan.exact, plan.end):
         inside = [r for r in plan.runs if r.begin <= place < r.end]
         anchored = bool(inside) and place < inside[0].begin + mode.anchor_tokens
-        sampled = place in samples_by_hand(plan, mode)
-        if not inside or anchored or sampled or asks_from <= place < asks_to:
+        if not inside or anchored or place in sampled or asks_from <= place < asks_to:
             fixed.append(place)
     return fixed
 
 
 def samples_by_hand(plan: BlendPlan, mode: Mode) -> list[int]:
-    """In the middle of each so many tokens behind a run's anchors."""
+    """In the middle of each of so many equal parts of a segment."""
     samples = []
-    for r in plan.runs:
-        place = r.begin + mode.anchor_tokens + mode.sample_every // 2
-        while mode.sample_every and place < r.end:
-            samples.append(place)
-            place += mode.sample_every
+    for begin, end in plan.segments.tolist():
+        count = round(Fraction(end - begin, mode.sample_every)) if mode.sample_every else 0
+        if count > 1:
+            part = Fraction(end - begin, count)
+            samples += [int(begin + part / 2 + i * part) for i in range(count)]
     return samples
 
 
@@ -153,12 +155,20 @@ def test_a_mode_is_the_configured_one_with_the_configured_values() -> None:
 
 
 def test_long_runs_are_cut_into_equal_parts_that_drift_alike() -> None:
-    runs = [run(10, 100), run(100, 870), run(900, 900 + 3 * SEGMENT_TOKENS)]
+    runs = [run(10, 100), run(100, 890), run(892, 900 + 3 * SEGMENT_TOKENS), run(2500, 2508)]
     plan = make_plan(0, 3000, runs, Mode(8, 32, 0.0))
-    # 770 tokens are nearer to two parts of 512 than to one.
-    expected = [(10, 100), (100, 485), (485, 870)]
+    # Behind the anchors, 782 tokens are nearer to two parts of 512 than to one.
+    expected = [(18, 100), (108, 499), (499, 890)]
     expected += [(900 + i * SEGMENT_TOKENS, 900 + (i + 1) * SEGMENT_TOKENS) for i in range(3)]
     assert [tuple(part) for part in plan.segments.tolist()] == expected
+
+
+def test_a_segment_too_short_for_two_samples_has_none() -> None:
+    mode = Mode(4, 128, 0.0)
+    for length, samples in ((4 + 191, []), (4 + 192, [52, 148]), (4 + 256, [68, 196])):
+        plan = make_plan(0, 300, [run(0, length)], mode)
+        assert plan.samples.tolist() == samples
+        assert set(samples) <= set(plan.fixed.tolist())
 
 
 @settings(max_examples=30)
