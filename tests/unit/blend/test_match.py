@@ -303,7 +303,7 @@ def test_what_another_donor_took_the_place_of_is_not_kept_for_it() -> None:
     # The oldest go first: the two chunks of the donor that had a part.
     for seed in range(10 - in_part + 2):
         library.serve(words(100 + seed, CHUNK))
-    assert runs_of(library, words(4, 21) + document[:CHUNK] + words(5, 70)) == []
+    assert runs_of(library, words(4, 21) + document[CHUNK : 2 * CHUNK] + words(5, 70)) == []
 
 
 def test_a_long_run_is_not_looked_for_again_for_one_seam_less() -> None:
