@@ -7,6 +7,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from prometheus_client.parser import text_string_to_metric_families
+
 from tierkv.demo.client import MODEL, Answer, Client
 from tierkv.demo.plan import tierkv_arguments
 from tierkv.demo.ports import free_port
@@ -14,7 +16,7 @@ from tierkv.demo.server import Server
 
 CONFIG = """\
 version: 1
-blend: {mode: %s}
+blend: {mode: %s, exact_after: 0}
 tiers:
   - {type: dram, capacity: 3GiB}
 """
@@ -43,6 +45,16 @@ def serve(stack: ExitStack, name: str, model: Path, folder: Path, *, mode: str |
     client = Client(server)
     stack.callback(client.close)
     return client
+
+
+def blended(client: Client) -> int:
+    """Prompts that were blended so far."""
+    return sum(
+        int(sample.value)
+        for family in text_string_to_metric_families(client.metrics())
+        for sample in family.samples
+        if sample.name == "tierkv_blend_requests_total" and sample.labels["outcome"] == "served"
+    )
 
 
 def ask(

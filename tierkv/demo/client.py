@@ -138,7 +138,7 @@ class Client:
         """
         deadline = time.monotonic() + SETTLE_S
         while True:
-            counters = parse_counters(self._get("/metrics"))
+            counters = parse_counters(self.metrics())
             counted = (
                 counters.prompt_tokens >= self._prompt_tokens
                 and sum(counters.hit_tokens.values()) >= self._cached_tokens
@@ -146,6 +146,10 @@ class Client:
             if counted or time.monotonic() > deadline:
                 return counters
             time.sleep(0.02)
+
+    def metrics(self) -> str:
+        """The server's page of Prometheus metrics."""
+        return self._get("/metrics")
 
     def close(self) -> None:
         """Close the connection. May be called twice."""
