@@ -63,8 +63,8 @@ def test_a_request_may_choose_another_mode(make_blend: MakeRig) -> None:
     # The configuration's own values are those of its own mode.
     quality = MODES["quality"]
     anchors, every = quality.anchor_tokens, quality.sample_every
-    first, second = (range(b + anchors + every // 2, e, every) for b, e in ((40, 224), (240, 440)))
-    anew = 40 + anchors + len(first) + 16 + anchors + len(second) + 40
+    samples = sum(round((length - anchors) / every) for length in (184, 200))
+    anew = 40 + anchors + 16 + anchors + 40 + samples
     assert both - fast == anew + round(quality.ratio * 384)
 
 
