@@ -200,7 +200,12 @@ def test_sentinel_is_followed_when_the_master_dies_in_the_middle_of_loads(
         master.kill()
         await loads
         assert await tier.evict([CHUNKS[0].key]) == 1
-        assert (await save(tier, CHUNKS[0], version=1)).outcome is Outcome.DONE
+
+        async def is_saved() -> bool:
+            return (await save(tier, CHUNKS[0], version=1)).outcome is Outcome.DONE
+
+        # Saves pause for a moment after one that the dead master took with it.
+        await eventually(is_saved)
         await tier.close()
 
     run(test)
