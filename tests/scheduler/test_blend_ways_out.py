@@ -32,7 +32,7 @@ from tests.scheduler.conftest import dram, dram_and_disk, text
 from tests.scheduler.movers import FailingMover, RandomMover
 from tests.scheduler.rig import expected_output
 from tests.scheduler.test_reuse import forget_engine_cache, idle
-from tests.scheduler.test_ways_out import step_until, wrap_movers
+from tests.scheduler.test_ways_out import disturb, step_until, wrap_movers
 
 
 def fresh_hashes(rig: BlendRig, prompt: list[int]) -> list[bytes]:
@@ -222,15 +222,20 @@ def test_a_second_blend_of_one_request_does_not_make_the_first_one_exact(
     idle(rig)
 
 
-def test_a_reset_forgets_offers_that_were_made_before_it(make_blend: MakeRig) -> None:
-    """After new weights were loaded, what was found before is of the past."""
-    rig = make_blend(num_blocks=40, max_tokens=512)
+def offer_behind_a_hog(rig: BlendRig) -> None:
+    """SECOND was offered a blend and finds no blocks while another request has them."""
     rig.generate("first", FIRST)
     rig.add("hog", text(980, 300), 40)
     step_until(rig, lambda: bool(rig.outputs["hog"]))
     rig.add("second", SECOND, 4)
     for _ in range(3):
         rig.step()
+
+
+def test_a_reset_forgets_offers_that_were_made_before_it(make_blend: MakeRig) -> None:
+    """After new weights were loaded, what was found before is of the past."""
+    rig = make_blend(num_blocks=40, max_tokens=512)
+    offer_behind_a_hog(rig)
     assert rig.planner.pending == 1
     assert "second" not in rig.running
     rig.connector.reset_cache()
@@ -242,12 +247,7 @@ def test_a_reset_forgets_offers_that_were_made_before_it(make_blend: MakeRig) ->
 
 def test_an_offer_that_is_not_taken_gives_its_leases_back(make_blend: MakeRig) -> None:
     rig = make_blend(num_blocks=40, max_tokens=512)
-    rig.generate("first", FIRST)
-    rig.add("hog", text(981, 300), 40)
-    step_until(rig, lambda: bool(rig.outputs["hog"]))
-    rig.add("second", SECOND, 4)
-    for _ in range(3):
-        rig.step()
+    offer_behind_a_hog(rig)
     leased = rig.connector._scheduler.store.snapshot()["tierkv_leased_slots"][0]["value"]
     assert leased == 6
     rig.abort("second")
@@ -307,7 +307,7 @@ def test_random_traffic_leaves_nothing_behind(
     movers = wrap_movers(rig, lambda inner: RandomMover(inner, seed))
     documents = [text(seed * 100 + i, rng.randrange(70, 220)) for i in range(6)]
     asked: dict[str, tuple[list[int], int]] = {}
-    aborted = set()
+    aborted: set[str] = set()
     for i in range(50):
         prompt = [t for d in rng.sample(documents, rng.randrange(1, 4)) for t in d]
         prompt += text(seed * 1000 + rng.randrange(20), rng.randrange(1, 50))
@@ -317,13 +317,7 @@ def test_random_traffic_leaves_nothing_behind(
         rig.add(f"r{i}", prompt, count, params=params, salt=rng.choice([None, None, "x"]))
         for _ in range(rng.randrange(8)):
             rig.step()
-        if rng.random() < 0.15:
-            victim = f"r{rng.randrange(i + 1)}"
-            if victim not in rig.finished:
-                aborted.add(victim)
-            rig.abort(victim)
-        if rng.random() < 0.05:
-            rig.scheduler.reset_prefix_cache()
+        aborted |= disturb(rig, rng, i)
     for mover in movers:
         mover.hold = False
     rig.run(5000)

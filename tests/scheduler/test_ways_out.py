@@ -19,6 +19,23 @@ from tierkv.pages.mover import PageMover
 MakeRig = Callable[..., Rig]
 
 
+def disturb(rig: Rig, rng: Random, last: int) -> set[str]:
+    """Now and then abort one of the requests r0 to r`last`, now and then reset vLLM's cache.
+
+    Returns:
+        The request that was ended before its time, if there is one.
+    """
+    aborted = set()
+    if rng.random() < 0.15:
+        victim = f"r{rng.randrange(last + 1)}"
+        if victim not in rig.finished:
+            aborted.add(victim)
+        rig.abort(victim)
+    if rng.random() < 0.05:
+        rig.scheduler.reset_prefix_cache()
+    return aborted
+
+
 def wrap_movers(rig: Rig, wrap: Callable[[PageMover], Any]) -> list[Any]:
     """Put a misbehaving mover around each worker's own."""
     movers = []
@@ -243,20 +260,14 @@ def test_random_traffic_leaves_nothing_behind(make_rig: MakeRig, tmp_path: Path,
     movers = wrap_movers(rig, lambda inner: RandomMover(inner, seed))
     stems = [text(seed * 100 + i, rng.randrange(40, 200)) for i in range(4)]
     asked: dict[str, tuple[list[int], int]] = {}
-    aborted = set()
+    aborted: set[str] = set()
     for i in range(60):
         prompt = rng.choice(stems) + text(seed * 1000 + rng.randrange(12), rng.randrange(1, 120))
         asked[f"r{i}"] = (prompt, rng.randrange(1, 30))
         rig.add(f"r{i}", *asked[f"r{i}"])
         for _ in range(rng.randrange(6)):
             rig.step()
-        if rng.random() < 0.15:
-            victim = f"r{rng.randrange(i + 1)}"
-            if victim not in rig.finished:
-                aborted.add(victim)
-            rig.abort(victim)
-        if rng.random() < 0.05:
-            rig.scheduler.reset_prefix_cache()
+        aborted |= disturb(rig, rng, i)
     for mover in movers:
         mover.hold = False
     rig.run()
