@@ -14,6 +14,7 @@ from tierkv.demo.plan import tierkv_arguments
 from tierkv.demo.ports import free_port
 from tierkv.demo.server import Server
 
+LEAST_BLENDED = 0.95
 CONFIG = """\
 version: 1
 blend: {mode: %s, exact_after: 0}
@@ -47,14 +48,24 @@ def serve(stack: ExitStack, name: str, model: Path, folder: Path, *, mode: str |
     return client
 
 
-def blended(client: Client) -> int:
-    """Prompts that were blended so far."""
-    return sum(
+def blended_share(client: Client, asked: int) -> float:
+    """How many of the prompts that were to be blended were.
+
+    Raises:
+        SystemExit: so few that what was measured is something else, vLLM's own cache perhaps.
+    """
+    served = sum(
         int(sample.value)
         for family in text_string_to_metric_families(client.metrics())
         for sample in family.samples
         if sample.name == "tierkv_blend_requests_total" and sample.labels["outcome"] == "served"
     )
+    if served < LEAST_BLENDED * asked:
+        raise SystemExit(
+            f"only {served} of {asked} prompts were blended, so this compares nothing: see "
+            "tierkv_blend_declined_total for why"
+        )
+    return served / asked
 
 
 def ask(

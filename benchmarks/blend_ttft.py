@@ -24,7 +24,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks.blend_rig import ask, serve
+from benchmarks.blend_rig import ask, blended_share, serve
 from tierkv.demo.client import Client
 from tierkv.demo.figures import Spread
 from tierkv.demo.model import prepare_model
@@ -113,6 +113,8 @@ def main() -> None:
             say(f"{mode}: {result['modes'][mode]}")
         say(f"{args.requests} requests in a row")
         times = [ask(blending, prompt(), {"blend": modes[-1]}).ttft_s for _ in range(args.requests)]
+        asked = len(modes) * (1 + args.compared) + args.requests
+        result["blended_share"] = blended_share(blending, asked)
         quarter = max(1, min(50, args.requests // 4))
         first, last = times[:quarter], times[-quarter:]
         result["decay"] = {"first_s": figures(first), "last_s": figures(last)}
