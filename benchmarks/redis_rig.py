@@ -150,13 +150,15 @@ class Engine:
         held = list(zip(chunks, ticket.slots, strict=False))
         wrong = sum(joined(store.pool.parts(s)) != self._texts.right(c) for c, s in held)
         served = Served(seconds, len(held), frozenset(ticket.sources), ticket.rest, wrong)
-        self._compute(chunks)
+        self.compute(name)
         ticket.release()
         store.touch(chunks)
         store.poll()
         return served
 
-    def _compute(self, chunks: Sequence[Chunk]) -> None:
+    def compute(self, name: str) -> None:
+        """Save what DRAM lacks of a chain."""
+        chunks = self._texts(name)
         slots = self.store.save(chunks)
         tokens = len(slots) * self._texts.layout.chunk_tokens
         self.store.observe_prefill(tokens, tokens / PREFILL_TOKENS_PER_S)

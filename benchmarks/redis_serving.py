@@ -14,8 +14,9 @@
    the middle of requests: every one must succeed with the answer that was computed at first. In
    float32, so that rounding decides no answer.
 4. A lookup of 2,000 chunks in the scheduler's thread with Redis up, stopped, stalled and stalling
-   in the middle of it, over its budget of 2 ms. Without an engine; the longest of all
-   calls, by the thread's own time.
+   in the middle of it, over its budget of 2 ms. Also with the first chunk in Redis and all others
+   in DRAM (`hole`), and polls while 2,000 writes wait in vain (`writes`). Without an engine; the
+   longest of all calls, by the thread's own time.
 
 vLLM's own prefix cache is emptied before every measured request.
 """
@@ -59,6 +60,7 @@ from tierkv.demo.ports import free_port
 from tierkv.demo.server import Server
 from tierkv.demo.workload import build_documents
 from tierkv.pages.layout import SlotLayout
+from tierkv.store.breaker import State
 from tierkv.testing.proxy import timeout
 
 ANSWER_TOKENS = 8
@@ -305,12 +307,12 @@ def lookups(folder: Path, report: Report) -> None:
     ) -> None:
         for repeat in range(-1, REPEATS):
             before()
-            longest, ready = one_lookup(engine, texts(name))
+            longest, ready = one_lookup(engine, texts("dram" if name == "hole" else name))
             # The first is not counted: it brings code into memory that never ran yet.
             if repeat >= 0:
                 calls.setdefault(f"{state}_{name}", []).append(longest)
                 found[f"{state}_{name}"] += ready
-            if name != "dram":
+            if name == "redis":
                 engine.store._dram.forget_all()
 
     def fill_dram(engine: Engine) -> None:
@@ -322,18 +324,30 @@ def lookups(folder: Path, report: Report) -> None:
         assert engine.store.drain(30)
         engine.store._dram.forget_all()
 
+    def give_up_writes(engine: Engine, name: str) -> Longest:
+        engine.compute(name)
+        lower, longest = engine.store._lowers[0], Longest()
+        waiting = lower.writer.pending
+        assert len(waiting) == CHUNKS
+        while len(waiting) > lower.config.reads_at_once:  # what is under way stays
+            time.sleep(0.002)
+            longest.of(engine.store.poll)
+        return longest
+
     with RedisServer(folder) as redis, ProxyThread(redis.port) as proxy:
         config = RedisConfig(url=proxy.url, load_deadline=5.0, probe_after=0.2)
-        slots = 2 * CHUNKS + 100
+        slots = 4 * CHUNKS + 100
         # On a shared machine, code that did not run for a second takes ten times as long the next
-        # time, whatever it does: so here the deadline comes soon.
-        hasty = config.model_copy(update={"load_deadline": 0.05})
+        # time, whatever it does: so where there is a deadline to wait for, it comes soon.
+        hasty = config.model_copy(update={"load_deadline": 0.05, "save_deadline": 0.05})
         with opened(Engine(texts, slots, hasty)) as engine:
 
             def from_redis() -> bool:
                 served = engine.request("redis")
                 engine.store._dram.forget_all()
-                return served.sources == {"redis"}
+                lower = engine.store._lowers[0]
+                is_well = lower.breaker.state is State.CLOSED and not lower.writer.pending
+                return is_well and served.sources == {"redis"}
 
             def heal_and_stall() -> None:
                 proxy.toxics()
@@ -342,23 +356,29 @@ def lookups(folder: Path, report: Report) -> None:
 
             fill_redis(engine)
             measure(engine, "stalling", "redis", heal_and_stall)
+            for repeat in range(-1, REPEATS):
+                heal_and_stall()
+                longest = give_up_writes(engine, f"written {repeat}")
+                if repeat >= 0:
+                    calls.setdefault("stalling_writes", []).append(longest)
+            heal_and_stall()
+            fill_dram(engine)
+            measure(engine, "stalled", "dram")
+            measure(engine, "stalled", "redis")
             proxy.toxics()
         with opened(Engine(texts, slots, config)) as engine:
             fill_redis(engine)
             fill_dram(engine)
             measure(engine, "up", "dram")
+            assert engine.store.drain(30)
             measure(engine, "up", "redis")
             fill_dram(engine)
-            assert engine.store.drain(30)
-            proxy.toxics(timeout(stream="both"))
-            measure(engine, "stalled", "dram")
-            measure(engine, "stalled", "redis")
-            proxy.toxics()
+            measure(engine, "up", "hole", lambda: engine.store._dram.forget(texts("dram")[0].key))
             redis.kill()
-            fill_dram(engine)
             measure(engine, "stopped", "dram")
             measure(engine, "stopped", "redis")
-    assert {found[f"{state}_dram"] for state in ("up", "stalled", "stopped")} == {REPEATS * CHUNKS}
+    whole = ("up_dram", "up_redis", "up_hole", "stalled_dram", "stopped_dram")
+    assert {found[state] for state in whole} == {REPEATS * CHUNKS}
     report.figures["chunks_found"] = dict(found)
     for name, longest in calls.items():
         shares = [call.thread / BUDGET_MS for call in longest]

@@ -96,13 +96,17 @@ class Dram:
             read.fate = fate
 
     def sources(self, slots: Sequence[int]) -> list[str]:
-        """Which tier's hit each of these is, for the ticket that has just leased them.
+        """`source` of each of these."""
+        if not self._origins:  # hot path
+            return [self.name] * len(slots)
+        return [self.source(slot) for slot in slots]
+
+    def source(self, slot: int) -> str:
+        """Which tier's hit this is, for the ticket that has just leased it.
 
         A chunk that was read ahead counts for the tier it came from, once; then it is DRAM's.
         """
-        if not self._origins:
-            return [self.name] * len(slots)
-        return [self._origins.pop(slot, self.name) for slot in slots]
+        return self._origins.pop(slot, self.name)
 
     def ready_run(self, chunks: Sequence[Chunk]) -> int:
         """How many leading chunks are READY. Hot path; changes nothing."""

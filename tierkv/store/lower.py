@@ -30,6 +30,10 @@ logger = logging.getLogger(__name__)
 
 MAX_TOUCHES = 16
 """Touches under way; further ones are dropped: they only concern the order of eviction."""
+MAX_LATE = 64
+"""Reads that are given up in one look at the clock; the others in the next."""
+MAX_DROPPED = 64
+"""Writes that wait in vain and are dropped in one look at the clock; the others in the next."""
 MAX_PROBES = 64
 """Probes under way; with that many nothing more is asked that needs one."""
 
@@ -128,7 +132,7 @@ class LowerTier:
         presence = self._presence(key)
         if presence is Presence.MISS or self._negative.blocked(key):
             return Where.MISS
-        if self._forgetting.any and self._forgetting.covers(key):
+        if self._forgets(key):
             return Where.MISS
         if not self.breaker.would_allow() or not self._io.alive:
             return Where.UNAVAILABLE
@@ -143,9 +147,12 @@ class LowerTier:
             self._complain("lookup", ErrorKind.WORKER, error)
             return Presence.MISS
 
+    def _forgets(self, key: bytes) -> bool:
+        return self._forgetting.any and self._forgetting.covers(key)
+
     def holds(self, key: bytes) -> bool:
         """Whether the tier has the key, as far as can be said without asking it."""
-        return not self._forgetting.covers(key) and self._presence(key) is Presence.HIT
+        return self._presence(key) is Presence.HIT and not self._forgets(key)
 
     def offers(self, key: bytes) -> bool:
         """Whether a lookup would find it here if the tier is up."""
@@ -234,7 +241,7 @@ class LowerTier:
 
     def _note(self, key: bytes) -> None:
         """The tier has the key; if it goes missing later, that is known. Not if it is to go."""
-        if not self._forgetting.covers(key):
+        if not self._forgets(key):
             self._dram.ghosts.had(key, self._place)
 
     # -- forgetting ------------------------------------------------------------------------------
@@ -315,11 +322,12 @@ class LowerTier:
         one that still waits when its deadline passes is dropped.
         """
         if self.reads:
-            late = []
+            late: list[Read] = []
             for read in self.reads.values():
-                if read.deadline > now:
+                if read.deadline > now or len(late) == MAX_LATE:
                     break
-                late.append(read)
+                if not read.started or self._runs_too_long(read, now):
+                    late.append(read)
             for read in late:
                 self._late(read, now)
         while self._probes and self._probes[0].deadline <= now:
@@ -330,10 +338,13 @@ class LowerTier:
         self.writer.check_deadlines(now)
         self._forgetting.check(now)
         if self.breaker.state is State.OPEN:
-            self.writer.drop_waiting("unavailable")
+            self.writer.drop_waiting("unavailable", MAX_DROPPED)
+
+    def _runs_too_long(self, read: Read, now: float) -> bool:
+        """Not said again of one that was told."""
+        return not read.overdue and now - read.started >= self.config.load_deadline
 
     def _late(self, read: Read, now: float) -> None:
-        patience = self.config.load_deadline
         if not read.started:
             try:
                 self._read_lane.queue.remove(read)
@@ -341,11 +352,11 @@ class LowerTier:
                 return  # the loop has just taken it
             self._drop_read(read, Fate.LATE)
             # A queue that is too long is no failure of a tier that works it off.
-            failed = self._answered_at < read.deadline - patience
+            failed = self._answered_at < read.deadline - self.config.load_deadline
             if not failed:
                 self.breaker.unused(read.permit)
-        else:
-            failed = not read.overdue and now - read.started >= patience
+        else:  # the loop may have begun it just now
+            failed = self._runs_too_long(read, now)
         if failed:
             read.overdue = True
             self._complain("load", ErrorKind.TIMEOUT)

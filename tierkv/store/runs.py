@@ -21,9 +21,12 @@ from tierkv.store.jobs import Errand, Fate, Read
 from tierkv.store.lower import LowerTier, Where
 from tierkv.tiers.slot_index import READY
 
-MAX_READS = 128
-"""Reads that one call begins, and most chunks a ticket waits for at once: about a millisecond of
-the scheduler's time, and more than a tier has under way. The rest begins as these arrive."""
+MAX_BEGUN = 64
+"""Reads that one call begins: under half a millisecond of the scheduler's time."""
+
+MAX_AWAITED = 128
+"""Most chunks a ticket waits for at once: more than a tier has under way. The rest begins as these
+arrive."""
 
 MAX_PROBED = 1024
 """Keys in one probe."""
@@ -93,7 +96,7 @@ class Runs:
         start: int,
         decisions: Decisions,
         reason: str,
-        max_reads: int = MAX_READS,
+        max_reads: int = MAX_BEGUN,
     ) -> Extension:
         """Go on with a run at chunk `start`. O(chunks gone over); begins at most `max_reads`.
 
@@ -112,6 +115,11 @@ class Runs:
         while at < len(chunks):
             key = chunks[at].key
             slot = index.find(key)
+            if slot is not None and index.state(slot) == READY:
+                more = index.lease_run(chunk.key for chunk in islice(chunks, at, None))
+                found.entries += more
+                at += len(more)
+                continue
             if slot is None:
                 lower = self._locate(chunks, at, decisions, reason, found)
                 if lower is None:
@@ -125,9 +133,6 @@ class Runs:
                     break
                 planned.append((len(found.entries), lower, permit))
                 found.entries.append(-1)
-            elif index.state(slot) == READY:
-                index.lease(slot)
-                found.entries.append(slot)
             else:
                 read = self.dram.fills.get(slot)
                 if read is None:  # being saved: nobody knows for how long

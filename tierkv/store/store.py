@@ -29,7 +29,8 @@ from tierkv.store.life import close_tiers, drain, open_tiers
 from tierkv.store.lower import LowerTier, Where
 from tierkv.store.pins import Pins
 from tierkv.store.report import StoreReport, TierSummary
-from tierkv.store.runs import MAX_READS, Decisions, Runs
+from tierkv.store.reused import Reused
+from tierkv.store.runs import MAX_BEGUN, Decisions, Runs
 from tierkv.store.tickets import LoadTicket
 from tierkv.telemetry.counters import Snapshot
 from tierkv.tiers.base import Tier, TierReport, Usage
@@ -38,6 +39,8 @@ logger = logging.getLogger(__name__)
 
 PREFETCH_SHARE = 4
 """Reading ahead may have one in so many of the pool's slots under way."""
+APPLY_SECONDS = 0.0005
+"""After so long one poll leaves what else was finished to the next: the scheduler waits for it."""
 DEMOTE_SHARE = 10
 """With fewer than one in so many slots free, the next victims are copied down ahead (on_evict)."""
 DEMOTE_AHEAD = 128
@@ -107,6 +110,7 @@ class Store:
         )
         self._pins = Pins(self._dram)
         self._cost = CostModel(layout.chunk_tokens, layout.slot_bytes)
+        self._reused = Reused(self._dram, self._lowers)
         self._runs = Runs(self._dram, self._lowers, self._cost, self.context)
         usage = self._dram.usage()
         tiers = {dram.name: TierSummary(usage.capacity_bytes, self.pool.slots)}
@@ -153,6 +157,7 @@ class Store:
         if not self._open:
             return
         self._open = False
+        self._offer_all()
         lowers = list(self._lowers)
         self._lowers.clear()  # nothing new from here on
         if self._io is not None:
@@ -167,6 +172,7 @@ class Store:
 
         Blocks: for shutdown, tests and tools.
         """
+        self._offer_all()
         drained = self._io is None or drain(self._io, self._lowers, timeout)
         self._apply_done()
         return drained
@@ -188,7 +194,7 @@ class Store:
             return
         # From the first chunk on, though only the rest is read: the leases keep reads of the end
         # of the chain from evicting its beginning.
-        found = self._runs.extend(chunks, 0, Decisions(), "prefetch", min(room, MAX_READS))
+        found = self._runs.extend(chunks, 0, Decisions(), "prefetch", min(room, MAX_BEGUN))
         self._runs.let_go(found.leased)
         self._runs.let_go(found.entries)
 
@@ -220,9 +226,7 @@ class Store:
         for tier, result in found.asked:
             add(name, tier=tier, result=result)
         if found.leased:
-            for lower in self._lowers:
-                if lower.config.write == "on_reuse":
-                    lower.writer.offer(chunks[: len(found.leased)], found.leased)
+            self._reused.add(chunks, len(found.leased))
         return ticket
 
     def why_missing(self, chunks: Sequence[Chunk]) -> list[Why]:
@@ -232,14 +236,19 @@ class Store:
         1 µs a chunk.
         """
         index, saves = self._dram.index, self._dram.saves
+        offered = [lower.offers for lower in self._lowers]
         reasons = []
         why = NEVER_SEEN
         for chunk in chunks:
             slot = index.find(chunk.key)
             if slot is not None:
                 why = ("saving", "none") if slot in saves else why
-            elif not any(lower.offers(chunk.key) for lower in self._lowers):
-                why = self._ghosts.why(chunk.key)
+            else:
+                for offers in offered:  # hot path: a generator for `any` takes as long as the rest
+                    if offers(chunk.key):
+                        break
+                else:
+                    why = self._ghosts.why(chunk.key)
             reasons.append(why)
         return reasons
 
@@ -402,21 +411,33 @@ class Store:
         here.update((lower.name, sum(map(lower.offers, keys))) for lower in self._lowers)
         return here
 
+    def _offer_all(self) -> None:
+        while self._reused.offer():
+            pass
+
     def poll(self) -> None:
-        """Apply what the I/O loop finished. Call in every step; cheap when nothing did."""
-        self._apply_done()
+        """Apply what the I/O loop finished, and look at the clock for what it did not.
+
+        Call in every step; cheap when nothing did. Never more than about a millisecond, since what
+        is left is applied by the next call.
+        """
+        self._apply_done(APPLY_SECONDS)
+        self._reused.offer()
         if self._lowers:
             now = self.context.clock()
             for lower in self._lowers:
                 lower.check_deadlines(now)
 
-    def _apply_done(self) -> None:
+    def _apply_done(self, seconds: float = float("inf")) -> None:
         if self._io is None:
             return
-        done = self._io.done
+        done, clock = self._io.done, self.context.clock
+        end = clock() + seconds
         while not done.empty():
             job = done.get_nowait()
             job.on_done(job)
+            if clock() >= end:
+                break
 
     def usage(self) -> dict[str, Usage]:
         """Fill level by name of the tier, DRAM first."""

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from tierkv.keys import Chunk
 from tierkv.store.jobs import Fate, Read
 from tierkv.store.lower import LowerTier
-from tierkv.store.runs import MAX_READS, Decisions, Entry, Extension, Runs
+from tierkv.store.runs import MAX_AWAITED, MAX_BEGUN, Decisions, Entry, Extension, Runs
 from tierkv.tiers.slot_index import READY
 
 
@@ -79,7 +79,7 @@ class LoadTicket:
             if (
                 self._end is None
                 and self._frontier < len(self._chunks)
-                and len(self._waiting) < MAX_READS
+                and len(self._waiting) < MAX_AWAITED
             ):
                 self._extend()
             self._advance()
@@ -112,7 +112,7 @@ class LoadTicket:
             self._frontier,
             self._decisions,
             "load",
-            MAX_READS - len(self._waiting),
+            min(MAX_BEGUN, MAX_AWAITED - len(self._waiting)),
         )
         self._frontier += len(found.leased) + len(found.entries)
         if self._waiting:
@@ -129,7 +129,7 @@ class LoadTicket:
 
     def _collect(self) -> None:
         """Move what has become ready from `_waiting` to `slots`."""
-        waiting = self._waiting
+        waiting, dram = self._waiting, self._runs.dram
         while waiting:
             entry = waiting[0]
             read = entry if isinstance(entry, Read) else None
@@ -139,14 +139,11 @@ class LoadTicket:
                     self._settle(read.fate.value, read.lower.name)
                 return
             slot = entry.slot if isinstance(entry, Read) else entry
-            if self._runs.dram.index.state(slot) != READY:
+            if dram.index.state(slot) != READY:
                 self._settle(Fate.MISS.value)  # invalidated while it waited for those before it
                 return
-            if read is None:
-                self._take([slot])
-            else:
-                self.slots.append(slot)
-                self.sources.append(read.lower.name)
+            self.slots.append(slot)
+            self.sources.append(dram.source(slot) if read is None else read.lower.name)
             waiting.popleft()
 
     def _advance(self) -> None:

@@ -92,10 +92,11 @@ class Writer:
             if job is not None and _take(self._lane, job):
                 self._drop(job, "reset")
 
-    def drop_waiting(self, reason: str) -> None:
-        """Drop everything that is not under way yet."""
-        while self._drop_oldest(reason):
-            pass
+    def drop_waiting(self, reason: str, most: int | None = None) -> None:
+        """Drop what is not under way yet, or the `most` oldest of it."""
+        count = len(self._lane.queue) if most is None else most
+        while count and self._drop_oldest(reason):
+            count -= 1
 
     def check_deadlines(self, now: float) -> None:
         """Tell the breaker of writes that take too long. They keep their slot until they return."""

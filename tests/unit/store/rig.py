@@ -43,12 +43,14 @@ def payload(key: bytes, rank: int, version: int = 0) -> bytes:
 
 
 class Clock:
-    """Seconds that pass when the test says so."""
+    """Seconds that pass when the test says so, and `tick` more with every look."""
 
     def __init__(self) -> None:
         self.now = 1000.0
+        self.tick = 0.0
 
     def __call__(self) -> float:
+        self.now += self.tick
         return self.now
 
 

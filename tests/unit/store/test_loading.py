@@ -11,7 +11,8 @@ import pytest
 from tests.unit.store.rig import Rig, chain
 from tierkv.errors import ErrorKind
 from tierkv.store.breaker import State
-from tierkv.store.runs import MAX_READS
+from tierkv.store.lower import MAX_LATE
+from tierkv.store.runs import MAX_AWAITED, MAX_BEGUN
 from tierkv.tiers.base import Outcome, Presence, Result
 
 MakeRig = Callable[..., Rig]
@@ -177,6 +178,25 @@ def test_a_tier_that_is_slow_but_works_is_late_and_not_at_fault(make_rig: MakeRi
     rig.store.poll()
     assert rig.lower.breaker.state is State.OPEN
     assert rig.counted("tierkv_errors_total", tier="disk", kind="timeout") == 1
+    ticket.release()
+
+
+def test_reads_that_wait_in_vain_are_given_up_in_portions(make_rig: MakeRig) -> None:
+    options = {"io_threads": 1, "load_deadline": 2.0}
+    rig, chunks = make_rig(slots=400, tiers={"disk": options}), chain(2 * MAX_LATE)
+    rig.disk.give(*chunks)
+    rig.disk.script.hold = True
+    ticket = rig.store.load(chunks)
+    rig.pump()
+    ticket.poll()
+    assert rig.index.filling == 2 * MAX_LATE
+    rig.clock.now += 2.0
+    left = []
+    for _ in range(3):
+        rig.store.poll()
+        left.append(rig.index.filling)
+    assert left == [MAX_LATE + 1, 1, 1]  # the one that runs keeps its slot, and is told of once
+    assert rig.counted("tierkv_errors_total", tier="disk", kind="timeout") == 2 * MAX_LATE
     ticket.release()
 
 
@@ -418,6 +438,7 @@ def test_an_attribution_does_not_outlive_the_chunk(make_rig: MakeRig) -> None:
     ticket = rig.load(others)
     assert ticket.sources == ["dram"] * 4
     ticket.release()
+    rig.store.poll()  # which offers them to the disk
 
 
 def test_reading_ahead_takes_at_most_a_quarter_of_the_pool(make_rig: MakeRig) -> None:
@@ -500,11 +521,18 @@ def test_a_chain_longer_than_the_pool_fills_it_and_does_not_wait_for_more(
 
 
 def test_a_very_long_run_is_read_in_portions(make_rig: MakeRig) -> None:
-    count = 3 * MAX_READS
+    count = 3 * MAX_AWAITED
     rig, chunks = make_rig(slots=count + 8), chain(count)
     rig.disk.give(*chunks)
     ticket = rig.store.load(chunks)
-    assert rig.index.filling == MAX_READS
+    assert rig.index.filling == MAX_BEGUN
+    rig.disk.script.hold = True
+    for _ in range(4):
+        rig.io.pump()
+        ticket.poll()
+        assert rig.index.filling == MAX_AWAITED
+    rig.disk.script.hold = False
+    rig.end_calls()
     rig.settled(ticket)
     assert (ticket.ready, ticket.rest) == (count, "")
     rig.verify(ticket, chunks)

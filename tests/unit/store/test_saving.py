@@ -10,6 +10,9 @@ import pytest
 
 from tests.unit.store.rig import LAYOUT, Rig, chain
 from tierkv.errors import ErrorKind
+from tierkv.store.lower import MAX_DROPPED
+from tierkv.store.reused import MAX_OFFERED
+from tierkv.store.store import APPLY_SECONDS
 from tierkv.tiers.base import Outcome, Result
 
 MakeRig = Callable[..., Rig]
@@ -155,14 +158,62 @@ def test_on_reuse_writes_a_chunk_when_it_is_hit_and_not_before(make_rig: MakeRig
     rig.pump()
     assert rig.disk.count("save") == 0
     ticket = rig.load(chunks[:3])
+    rig.store.poll()
     rig.pump()
     assert rig.disk.script.log == [("save", chunk.key) for chunk in reversed(chunks[:3])]
     ticket.release()
     rig.load(chunks[:3]).release()
+    rig.store.poll()
     rig.pump()
     assert rig.disk.count("save") == 3
     moves = {"source": "dram", "target": "disk", "reason": "on_reuse"}
     assert rig.counted("tierkv_moves_total", **moves) == 3
+
+
+def test_a_long_chain_that_is_reused_is_written_in_portions_and_whole(make_rig: MakeRig) -> None:
+    count = 2 * MAX_OFFERED + 1
+    rig = make_rig(slots=4 * count, tiers={"disk": {"write": "on_reuse"}})
+    chunks, gone = chain(count), chain(3, "b")
+    rig.saved(chunks + gone)
+    rig.load(gone).release()
+    rig.load(chunks).release()
+    rig.store.forget([gone[1].key])
+    assert rig.lower.writer.pending == {}
+    rig.store.poll()
+    assert rig.lower.writer.pending.keys() == {gone[0].key, gone[2].key}
+    rig.store.poll()
+    assert rig.lower.writer.pending.keys() >= {chunk.key for chunk in chunks[-MAX_OFFERED:]}
+    assert len(rig.lower.writer.pending) == MAX_OFFERED + 2
+    assert rig.store.drain()  # which does not wait for further polls
+    rig.pump()
+    assert rig.disk.held.keys() == {chunk.key for chunk in [*chunks, gone[0], gone[2]]}
+
+
+def test_a_long_queue_of_a_tier_that_failed_is_dropped_in_portions(make_rig: MakeRig) -> None:
+    count = 2 * MAX_DROPPED + 1
+    rig = make_rig(slots=4 * count, tiers={"disk": {"breaker_failures": 1}})
+    rig.saved(chain(count))
+    assert len(rig.lower.writer.pending) == count
+    rig.lower.breaker.failure(rig.lower.breaker.allow(), ErrorKind.TIMEOUT)
+    left = []
+    for _ in range(4):
+        rig.store.poll()
+        left.append(len(rig.lower.writer.pending))
+    assert left == [count - MAX_DROPPED, 1, 0, 0]
+    assert rig.counted("tierkv_saves_dropped_total", tier="disk", reason="unavailable") == count
+
+
+def test_a_poll_that_takes_long_leaves_the_rest_to_the_next(make_rig: MakeRig) -> None:
+    rig = make_rig(slots=16)
+    rig.saved(chain(4))
+    rig.io.pump()
+    assert rig.disk.count("save") == 4
+    rig.clock.tick = 1.5 * APPLY_SECONDS  # every job takes at least so long
+    left = []
+    for _ in range(4):
+        rig.store.poll()
+        left.append(len(rig.lower.writer.pending))
+    assert left == [3, 2, 1, 0]
 
 
 def test_on_evict_copies_down_what_comes_up_for_eviction(make_rig: MakeRig) -> None:

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Chains that were found in DRAM, on their way to the tiers that are written on reuse.
+
+Offering a chunk to a tier costs some microseconds, and a chain may have thousands, while the lookup
+that found them has a millisecond or two: so they are offered a portion at a time, by `Store.poll`.
+
+Threads and ownership. Owned by the Store's scheduler thread; no lock.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from itertools import islice
+
+from tierkv.keys import Chunk
+from tierkv.store.dram import Dram
+from tierkv.store.lower import LowerTier
+
+MAX_OFFERED = 128
+"""Chunks in one portion."""
+MAX_CHAINS = 256
+"""Waiting; of more the oldest are forgotten, until they are used again."""
+
+
+class Reused:
+    """See the module.
+
+    Args:
+        lowers: tiers below DRAM; shared with the Store.
+    """
+
+    def __init__(self, dram: Dram, lowers: Sequence[LowerTier]) -> None:
+        self._dram = dram
+        self._lowers = lowers
+        self._chains: deque[tuple[Sequence[Chunk], int]] = deque(maxlen=MAX_CHAINS)
+
+    def add(self, chunks: Sequence[Chunk], count: int) -> None:
+        """The first `count` of these were used again. O(1)."""
+        if any(lower.config.write == "on_reuse" for lower in self._lowers):
+            self._chains.append((chunks, count))
+
+    def offer(self) -> bool:
+        """Offer the next portion; False if there was none."""
+        if not self._chains:
+            return False
+        chunks, count = self._chains.popleft()
+        get = self._dram.index.get
+        # From its end, as everywhere: when there is no room, the leaves are what is left out.
+        begin = max(0, count - MAX_OFFERED)
+        found = [(chunk, get(chunk.key)) for chunk in islice(chunks, begin, count)]
+        there = [(chunk, slot) for chunk, slot in found if slot is not None]
+        for lower in self._lowers:
+            if lower.config.write == "on_reuse":
+                lower.writer.offer([chunk for chunk, _ in there], [slot for _, slot in there])
+        if begin:
+            self._chains.appendleft((chunks, begin))
+        return True
