@@ -293,10 +293,10 @@ def methods(
         rows = torch.from_numpy(plan.fixed)
         if plan.extra:
             if at_random:
-                mass = torch.rand(case.context, generator=chance)
+                mass = torch.rand((2, case.context), generator=chance)
             else:
                 mass = attended(lab.model, scratch, case.tokens, case.query)
-            rows = choose(mass[: case.context], rows[rows < case.context], 0, plan.extra)
+            rows = choose(mass[:, : case.context], rows[rows < case.context], 0, plan.extra)
         drift = None
         if corrected:
             parts = torch.from_numpy(plan.segments), torch.from_numpy(plan.samples)
@@ -316,7 +316,7 @@ def methods(
         fresh = lab.values_at_check_layer(case.tokens, scratch)
         deviation = (fresh - old).pow(2).sum((0, 2))
         extra = round(CACHEBLEND_SHARE * case.context)
-        rows = choose(deviation[: case.context], torch.empty(0, dtype=torch.int64), 0, extra)
+        rows = deviation[: case.context].topk(extra).indices.sort().values
         add(name, case, scratch, rows, began)
         return scratch
 

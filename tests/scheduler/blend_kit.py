@@ -20,6 +20,8 @@ FIRST = A + B + text(903, 30)
 """Leaves donors: 6 chunks, of B the first 184 tokens."""
 SECOND = text(904, 40) + B + A + text(905, 40)
 """Holds B in [40, 240) and A in [240, 440) of 480."""
+CHOSEN = round(0.06 * 384) + 384 // 16
+"""Of the 384 tokens of SECOND that FIRST leaves: 6 % by choice, and passages."""
 
 
 def counter(rig: Rig, name: str, *labels: str) -> dict[tuple[str, ...], int]:

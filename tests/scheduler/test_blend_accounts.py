@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from tests.scheduler.blend_kit import (
+    CHOSEN,
     FIRST,
     SECOND,
     A,
@@ -47,9 +48,8 @@ def test_every_byte_of_a_blended_prompt_comes_from_where_the_plan_says(
     step_until(rig, lambda: "second" in rig.running)
     fixed, pieces = plan_by_hand()
     kept = [place for piece, _ in pieces for place in piece if place not in fixed]
-    extra = round(0.06 * (184 + 200))
     # The rig's model attends the more to a token the later it stands.
-    kept = kept[:-extra]
+    kept = kept[:-CHOSEN]
     for rank in range(ranks):
         got = kv_bytes(rig, "second", rank)
         for layer in range(len(got)):
@@ -86,7 +86,7 @@ def test_accounts_add_up(make_blend: MakeRig) -> None:
     assert before == {("miss", "none"): 384, ("tail", "none"): 46}
     rig.generate("second", SECOND)
     fixed, _ = plan_by_hand()
-    recomputed = len(fixed) + round(0.06 * 384)
+    recomputed = len(fixed) + CHOSEN
     assert counted(rig) == {
         **before,
         ("hit", "dram"): 480 - recomputed,
@@ -113,7 +113,7 @@ def test_socket_page_and_top_tell_the_same_of_a_blended_prompt(make_blend: MakeR
     rig.generate("second", SECOND)
     rig.step()
     fixed, _ = plan_by_hand()
-    anew = len(fixed) + round(0.06 * 384)
+    anew = len(fixed) + CHOSEN
     reused = len(SECOND) - anew
     with closing(client.connect(rig.connector._scheduler._watch._server.path)) as engine:
         viewer = Viewer(engine.info, "here")
@@ -189,5 +189,5 @@ def test_donors_on_disk_are_read_and_counted_for_it(make_blend: MakeRig, tmp_pat
     assert rig.outputs["second"] == expected_output(SECOND, 4)
     assert served(rig) == 1
     by_tier = counter(rig, "tierkv_query_tokens_total", "outcome", "tier", "reuse")
-    assert by_tier["hit", "disk", "any_text"] == 337
+    assert by_tier["hit", "disk", "any_text"] == 360 - CHOSEN
     idle(rig)

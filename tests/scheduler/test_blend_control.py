@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.scheduler.blend_kit import (
+    CHOSEN,
     EXPLAIN,
     FIRST,
     OFF,
@@ -59,13 +60,13 @@ def test_a_request_may_choose_another_mode(make_blend: MakeRig) -> None:
     fast = counter(rig, "tierkv_blend_tokens_total", "kind")[("recomputed",)]
     rig.generate("quality", text(925, 40) + B + A + text(905, 40), params=QUALITY)
     both = counter(rig, "tierkv_blend_tokens_total", "kind")[("recomputed",)]
-    assert fast == 40 + 12 + 16 + 12 + 40 + round(0.06 * 384)
+    assert fast == 40 + 12 + 16 + 12 + 40 + CHOSEN
     # The configuration's own values are those of its own mode.
     quality = MODES["quality"]
     anchors, every = quality.anchor_tokens, quality.sample_every
     samples = sum(round((length - anchors) / every) for length in (184, 200))
     anew = 40 + anchors + 16 + anchors + 40 + samples
-    assert both - fast == anew + round(quality.ratio * 384)
+    assert both - fast == anew + round(quality.ratio * 384) + 384 // 16
 
 
 def test_tenants_never_share(make_blend: MakeRig) -> None:

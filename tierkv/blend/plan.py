@@ -5,9 +5,9 @@ Computed anew, in every mode: what no donor has; the first tokens of each run, w
 as part of another text and took the part of its beginning (anchors); tokens in even distances
 behind them (samples), which tell how far the rest of the run has drifted from what it was in its
 old context; and the end of the prompt, which is what asks. Beyond those, the modes but `fast`
-recompute the reused tokens that the end of the prompt attends to most: which they are is known only
-when it has been run (see `docs/explanation/any-text-reuse.md` for what each of these is worth,
-measured).
+recompute a few passages that the end of the prompt points to, and of all reused tokens those that
+it attends to most: which they are is known only when it has been run (see
+`docs/explanation/any-text-reuse.md` for what each of these is worth, measured).
 """
 
 from __future__ import annotations
@@ -23,7 +23,14 @@ from tierkv.blend.match import Run
 from tierkv.config.blend import BlendConfig
 
 QUERY_TOKENS = 32
-"""Tokens at the end whose attention chooses what else is recomputed."""
+"""Tokens at the end whose attention chooses what else is recomputed, at most."""
+LEAST_QUERY = 8
+"""Fewer tokens than this behind the last run, a template's closing words say, ask nothing: the end
+of the run is looked at too."""
+PASSAGES, PASSAGE_TOKENS = 4, 16
+"""Places that the question points to, and how much around each is recomputed."""
+PASSAGES_SHARE = 16
+"""All passages together are one in so many of the reused tokens at most."""
 TAIL_TOKENS = 256
 """Tokens behind the last run that are computed here; the engine computes what is behind them."""
 
@@ -42,7 +49,7 @@ class Mode:
     Attributes:
         anchor_tokens: at the beginning of each run.
         sample_every: behind them one of so many, where that makes two at least; 0 for none.
-        ratio: of all reused tokens, by choice.
+        ratio: of all reused tokens, by choice. With more than 0 also the passages.
     """
 
     anchor_tokens: int
@@ -52,8 +59,8 @@ class Mode:
 
 MODES = {
     "fast": Mode(4, 128, 0.0),
-    "balanced": Mode(4, 48, 0.02),
-    "quality": Mode(8, 32, 0.13),
+    "balanced": Mode(4, 48, 0.01),
+    "quality": Mode(8, 32, 0.08),
 }
 
 
@@ -142,7 +149,11 @@ def make_plan(exact: int, tokens: int, runs: Sequence[Run], mode: Mode) -> Blend
     query_end = end if end == tokens else min(end, runs[-1].end + QUERY_TOKENS)
     covered = sum(len(run) for run in runs)
     wanted = round(mode.ratio * covered)
-    query = np.arange(max(exact, query_end - QUERY_TOKENS) if wanted else query_end, query_end)
+    if wanted:
+        wanted += min(PASSAGES * PASSAGE_TOKENS, covered // PASSAGES_SHARE)
+    asks = query_end - runs[-1].end
+    asks = min(asks, QUERY_TOKENS) if asks >= LEAST_QUERY else QUERY_TOKENS
+    query = np.arange(max(exact, query_end - asks) if wanted else query_end, query_end)
     fixed[query] = True
     free = end - exact - int(fixed.sum())
     return BlendPlan(

@@ -23,11 +23,15 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from tierkv.blend.plan import PASSAGE_TOKENS, PASSAGES
 from tierkv_vllm.blend.drift import DriftPass
 from tierkv_vllm.blend.model import BlendModel
 
 BATCH_ROWS = 128
 """Chosen tokens that attend together. They see what is before the last of them, masked."""
+BEFORE = 10
+"""Tokens of a passage before the one that is pointed to. A fact is pointed to by its end, and what
+it means stands before."""
 WATCH_EVERY = 3
 """Layers of which one is watched: the choice is as good as from all of them, measured."""
 WATCH_SHARE = 2 / 3
@@ -102,7 +106,7 @@ class Attention:
         group: query heads of one KV head.
         scale: of the scores.
         watch: run part of the model only, and add up, over heads and every `WATCH_EVERY`th layer,
-            how much the chosen tokens attend to each token: `mass`, float32 [tokens].
+            how much the chosen tokens attend to each token: `mass`, see `attended`.
         first: position of the first token that exists; nobody sees what is before it.
         drift: corrects what is not chosen.
         after_layer: called when a layer's keys and values are in the scratch.
@@ -130,7 +134,7 @@ class Attention:
             for part in torch.split(positions, BATCH_ROWS)
         ]
         device = scratch.keys.device
-        self.mass = torch.zeros(scratch.tokens, device=device) if watch else None
+        self.mass = torch.zeros((2, scratch.tokens), device=device) if watch else None
         self._watched_layers = round(scratch.layers * WATCH_SHARE)
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -154,7 +158,7 @@ class Attention:
             flat = grouped.reshape(heads, -1, query.shape[2])
             seen, mask = batch.seen, batch.mask
             if self.mass is not None and layer % WATCH_EVERY == WATCH_EVERY - 1:
-                self.mass[:seen] += self._watched(flat, keys[:, :seen], mask)
+                self.mass[:, :seen] += self._watched(flat, keys[:, :seen], mask)
             mixed = scaled_dot_product_attention(
                 flat[None], keys[None, :, :seen], values[None, :, :seen], mask, scale=self._scale
             )[0]
@@ -164,7 +168,8 @@ class Attention:
 
     def _watched(self, query: Tensor, keys: Tensor, mask: Tensor) -> Tensor:
         scores = torch.baddbmm(mask.expand(len(keys), -1, -1), query, keys.mT, alpha=self._scale)
-        return scores.float().softmax(-1).sum((0, 1))
+        shares = scores.float().softmax(-1)
+        return torch.stack([shares.sum((0, 1)), shares.square().square().sum((0, 1))])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -206,7 +211,10 @@ def recompute(
 
 
 def attended(model: BlendModel, scratch: Scratch, tokens: Tensor, query: Tensor) -> Tensor:
-    """How much the `query` positions attend to each token: float32 [tokens], in no unit.
+    """How much the `query` positions attend to each token: float32 [2, tokens], in no unit.
+
+    First sums of attention, then sums of its fourth powers. Most of the former is spread thinly, by
+    all heads alike; the latter are those heads that have found what they look for, and point to it.
 
     Runs the query over the draft, as it is before any correction, through the lower part of the
     model. The scratch is left as it was: donors' text in the query is yet to be compared.
@@ -220,15 +228,25 @@ def attended(model: BlendModel, scratch: Scratch, tokens: Tensor, query: Tensor)
     return attend.mass
 
 
-def choose(mass: Tensor, fixed: Tensor, exact: int, extra: int) -> Tensor:
-    """The fixed positions and the `extra` others of most mass, ascending.
+def choose(mass: Tensor, fixed: Tensor, exact: int, extra: int, passages: int = PASSAGES) -> Tensor:
+    """The fixed positions and `extra` others, ascending.
+
+    First what is around the tokens that the query points to, then those of most mass.
 
     Args:
-        mass: float32 [tokens].
+        mass: as `attended` gives it.
         fixed: int64 positions.
         exact: leading positions that are not to be chosen.
+        passages: places that are looked around.
     """
     left = mass.clone()
-    left[:exact] = -torch.inf
-    left[fixed] = -torch.inf
-    return torch.cat([fixed, left.topk(extra).indices]).sort().values
+    left[:, :exact] = -torch.inf
+    left[:, fixed] = -torch.inf
+    spread, sharp = left
+    bonus = torch.zeros_like(spread)
+    window = torch.arange(-BEFORE, PASSAGE_TOKENS - BEFORE, device=mass.device)
+    for _ in range(passages):
+        around = (sharp.argmax() + window).clamp(exact, len(spread) - 1)
+        bonus[around] = 1 + mass[0].sum()  # more than any token has by itself
+        sharp[around] = -torch.inf
+    return torch.cat([fixed, (spread + bonus).topk(extra).indices]).sort().values

@@ -33,7 +33,8 @@ def by_hand(plan: BlendPlan, mode: Mode) -> list[int]:
     """The positions computed in any case, one by one, where the end of the prompt is blended."""
     asks_from = asks_to = plan.end
     if round(mode.ratio * sum(map(len, plan.runs))):
-        asks_from = plan.end - QUERY_TOKENS
+        behind = plan.end - plan.runs[-1].end
+        asks_from = plan.end - (min(behind, 32) if behind >= 8 else 32)
     sampled = set(samples_by_hand(plan, mode))
     fixed = []
     for place in range(plan.exact, plan.end):
@@ -87,10 +88,23 @@ def test_every_position_is_reused_once_or_recomputed(
     assert all(sum(r.begin <= p < r.end for r in runs) == 1 for p in reusable)
     assert 0 <= plan.extra <= len(reusable)
     assert plan.reused + plan.recomputed == tokens - exact
-    assert plan.extra == min(len(reusable), round(mode.ratio * sum(map(len, runs))))
+    covered = sum(map(len, runs))
+    chosen = round(mode.ratio * covered)
+    chosen += min(64, covered // 16) if chosen else 0  # four passages of 16 tokens
+    assert plan.extra == min(len(reusable), chosen)
     # Who chooses is computed anew; where nothing is to be chosen, nobody chooses.
-    asking = QUERY_TOKENS if round(mode.ratio * sum(map(len, runs))) else 0
+    behind = tokens - runs[-1].end
+    asking = (min(behind, 32) if behind >= 8 else 32) if chosen else 0
     assert plan.query.tolist() == list(range(max(exact, tokens - asking), tokens))
+
+
+@pytest.mark.parametrize(
+    ("tail", "asks"),
+    [(0, (368, 400)), (7, (375, 407)), (8, (400, 408)), (31, (400, 431)), (90, (458, 490))],
+)
+def test_the_question_asks_and_not_the_document_before_it(tail: int, asks: tuple[int, int]) -> None:
+    plan = make_plan(0, 400 + tail, [run(0, 400)], Mode(12, 0, 0.06))
+    assert plan.query.tolist() == list(range(*asks))
 
 
 def test_the_engine_computes_what_is_far_behind_the_last_run() -> None:
@@ -99,7 +113,7 @@ def test_the_engine_computes_what_is_far_behind_the_last_run() -> None:
     # What follows the runs stands for the question.
     assert plan.query.tolist() == list(range(400, 400 + QUERY_TOKENS))
     assert plan.fixed.tolist() == [*range(64, 112), *range(400, 656)]
-    assert plan.extra == 18
+    assert plan.extra == 18 + 300 // 16
 
 
 @pytest.mark.parametrize(("tail", "end"), [(0, 400), (1, 401), (256, 656), (257, 656)])
@@ -180,5 +194,5 @@ def test_modes_differ_in_how_much_they_recompute(length: int) -> None:
     ]
     assert counts == sorted(counts)
     if length > 500:
-        shares = np.array(counts) - 40
+        shares = np.array(counts) - 32 - 8  # the question
         assert (shares / length < [0.05, 0.135, 0.2]).all()
