@@ -51,7 +51,8 @@ class BlendConfig(Model):
         le=1,
         examples=[0.1],
         description="Share of the reused tokens recomputed besides: those that the end of the "
-        "prompt attends to most. Without it the mode's",
+        "prompt attends to most. With more than 0 also the passages that it points to. Without it "
+        "the mode's",
     )
     min_tokens: Count = Field(
         256, ge=1, le=1 << 20, description="Least tokens to reuse; below, the prompt is computed"
