@@ -74,6 +74,7 @@ class IoLoop:
         except Exception as error:
             errand.error = error
         finally:
+            errand.returned = True
             self.done.put(errand)
 
     def run(self, coroutine: Coroutine[Any, Any, T], timeout: float | None = None) -> T:

@@ -88,6 +88,7 @@ class Errand:
         ok: the tier did it.
         error: what it raised instead.
         held: chunks that it held of those it forgot.
+        returned: the tier has answered or raised; `on_done` is yet to be called.
     """
 
     keys: Sequence[bytes] | None
@@ -95,6 +96,7 @@ class Errand:
     ok: bool = False
     error: Exception | None = None
     held: int = 0
+    returned: bool = False
     # ---- the scheduler's
     permit: int = 0
     """The breaker's, for a probe."""

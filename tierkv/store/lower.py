@@ -326,12 +326,14 @@ class LowerTier:
             for read in self.reads.values():
                 if read.deadline > now or len(late) == MAX_LATE:
                     break
+                if read.ended:  # and not applied yet: `ended` says when, not this look at the clock
+                    continue
                 if not read.started or self._runs_too_long(read, now):
                     late.append(read)
             for read in late:
                 self._late(read, now)
-        while self._probes and self._probes[0].deadline <= now:
-            errand = self._probes.pop(0)
+        for errand in [e for e in self._probes if e.deadline <= now and not e.returned]:
+            self._probes.remove(errand)
             errand.back = True
             self._complain("probe", ErrorKind.TIMEOUT)
             self._tell_breaker_failure(errand.permit, ErrorKind.TIMEOUT)
@@ -342,7 +344,7 @@ class LowerTier:
 
     def _runs_too_long(self, read: Read, now: float) -> bool:
         """Not said again of one that was told."""
-        return not read.overdue and now - read.started >= self.config.load_deadline
+        return not read.overdue and (read.ended or now) - read.started >= self.config.load_deadline
 
     def _late(self, read: Read, now: float) -> None:
         if not read.started:

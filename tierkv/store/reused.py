@@ -34,6 +34,8 @@ class Reused:
         self._dram = dram
         self._lowers = lowers
         self._chains: deque[tuple[Sequence[Chunk], int]] = deque(maxlen=MAX_CHAINS)
+        # Begun: apart, so that no new one pushes out the beginning of what is half written.
+        self._current: tuple[Sequence[Chunk], int] | None = None
 
     def add(self, chunks: Sequence[Chunk], count: int) -> None:
         """The first `count` of these were used again. O(1)."""
@@ -42,9 +44,11 @@ class Reused:
 
     def offer(self) -> bool:
         """Offer the next portion; False if there was none."""
-        if not self._chains:
-            return False
-        chunks, count = self._chains.popleft()
+        if self._current is None:
+            if not self._chains:
+                return False
+            self._current = self._chains.popleft()
+        chunks, count = self._current
         get = self._dram.index.get
         # From its end, as everywhere: when there is no room, the leaves are what is left out.
         begin = max(0, count - MAX_OFFERED)
@@ -53,6 +57,5 @@ class Reused:
         for lower in self._lowers:
             if lower.config.write == "on_reuse":
                 lower.writer.offer([chunk for chunk, _ in there], [slot for _, slot in there])
-        if begin:
-            self._chains.appendleft((chunks, begin))
+        self._current = (chunks, begin) if begin else None
         return True

@@ -13,6 +13,7 @@ with DRAM.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Sequence
 
 from tierkv.config.models import LowerTierConfig, TierKVConfig
@@ -157,11 +158,13 @@ class Store:
         if not self._open:
             return
         self._open = False
-        self._offer_all()
+        end = time.monotonic() + timeout
+        while time.monotonic() < end and self._reused.offer():
+            pass
         lowers = list(self._lowers)
         self._lowers.clear()  # nothing new from here on
         if self._io is not None:
-            close_tiers(self._io, lowers, timeout)
+            close_tiers(self._io, lowers, max(0.0, end - time.monotonic()))
         self._apply_done()
         self._pins.unpin_all()
         self._dram.forget_all()
@@ -172,7 +175,8 @@ class Store:
 
         Blocks: for shutdown, tests and tools.
         """
-        self._offer_all()
+        while self._reused.offer():
+            pass
         drained = self._io is None or drain(self._io, self._lowers, timeout)
         self._apply_done()
         return drained
@@ -410,10 +414,6 @@ class Store:
         here = {self._dram.name: sum(self._dram.index.get(key) is not None for key in keys)}
         here.update((lower.name, sum(map(lower.offers, keys))) for lower in self._lowers)
         return here
-
-    def _offer_all(self) -> None:
-        while self._reused.offer():
-            pass
 
     def poll(self) -> None:
         """Apply what the I/O loop finished, and look at the clock for what it did not.

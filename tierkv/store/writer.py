@@ -103,6 +103,8 @@ class Writer:
         for job in self.pending.values():
             if not job.started:
                 break  # the lane takes them in this order
+            if job.ended:  # and not applied yet
+                continue
             if not job.overdue and now - job.started > self._save_deadline:
                 job.overdue = True
                 self._counters.add(

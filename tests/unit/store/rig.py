@@ -334,6 +334,10 @@ class Rig:
                 tier.script.hold = False
             while self.end_calls():
                 pass
+            if self.io.alive:
+                self.store.drain()  # what was reused may not have been offered yet
+            while self.end_calls():
+                pass
             self.nothing_is_left()
         finally:
             self.store.close()

@@ -10,8 +10,9 @@ import pytest
 
 from tests.unit.store.rig import LAYOUT, Rig, chain
 from tierkv.errors import ErrorKind
+from tierkv.store.breaker import State
 from tierkv.store.lower import MAX_DROPPED
-from tierkv.store.reused import MAX_OFFERED
+from tierkv.store.reused import MAX_CHAINS, MAX_OFFERED
 from tierkv.store.store import APPLY_SECONDS
 from tierkv.tiers.base import Outcome, Result
 
@@ -187,6 +188,40 @@ def test_a_long_chain_that_is_reused_is_written_in_portions_and_whole(make_rig: 
     assert rig.store.drain()  # which does not wait for further polls
     rig.pump()
     assert rig.disk.held.keys() == {chunk.key for chunk in [*chunks, gone[0], gone[2]]}
+
+
+def test_a_chain_that_is_half_written_is_written_whole_whatever_comes(make_rig: MakeRig) -> None:
+    count = MAX_OFFERED + 1
+    rig = make_rig(slots=4 * count, tiers={"disk": {"write": "on_reuse"}})
+    chunks, other = chain(count), chain(1, "b")
+    rig.saved(chunks + other)
+    rig.load(chunks).release()
+    rig.store.poll()
+    for _ in range(MAX_CHAINS + 1):
+        rig.load(other).release()
+    assert rig.store.drain()
+    assert rig.disk.held.keys() >= {chunk.key for chunk in chunks}
+
+
+def test_what_was_finished_in_time_is_not_late_because_it_is_applied_late(
+    make_rig: MakeRig,
+) -> None:
+    options = {"breaker_failures": 1, "load_deadline": 2.0, "save_deadline": 2.0}
+    rig = make_rig(slots=16, tiers={"disk": options})
+    chunks, saved = chain(4), chain(4, "b")
+    rig.disk.give(*chunks)
+    ticket = rig.store.load(chunks)
+    rig.saved(saved)
+    rig.io.pump()
+    assert (rig.disk.count("load"), rig.disk.count("save")) == (4, 4)
+    rig.clock.now += 100.0
+    rig.clock.tick = 1.5 * APPLY_SECONDS
+    for _ in range(8):
+        rig.store.poll()
+    assert rig.lower.breaker.state is State.CLOSED
+    assert rig.counted("tierkv_errors_total", tier="disk", kind="timeout") == 0
+    assert rig.lower.writer.pending == {}
+    ticket.release()
 
 
 def test_a_long_queue_of_a_tier_that_failed_is_dropped_in_portions(make_rig: MakeRig) -> None:
