@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whether answers survive: facts hidden in documents, asked for, by exact match.
 
-    python -m benchmarks.blend_answers [--questions 48] [--json F]
+    python -m benchmarks.blend_answers [--questions 48] [--seed 5] [--mode balanced] [--json F]
 
 Each document holds one made-up fact ("The secret number of Oslo is 4821.") at a random place. A
 prompt is five documents in random order and a question about one of them; right is the number,
 digit for digit. Asked of vLLM without TierKV, of TierKV in each blend mode, whose donors are what
 serving other prompts has left, and of TierKV in full: last, since what is computed in full is in
-vLLM's own prefix cache, and nothing would be blended any more.
+vLLM's own prefix cache, and nothing would be blended any more. The seed decides which texts are the
+documents, too: what was tuned on one says little about how it does on that one.
 """
 
 from __future__ import annotations
@@ -28,25 +29,30 @@ from tierkv.demo.model import prepare_model
 PLACES = [
     *("Oslo", "Lima", "Cairo", "Paris", "Quito", "Delhi", "Tokyo", "Rome", "Accra", "Sofia"),
     *("Berlin", "Madrid", "Dublin", "Vienna", "Athens", "Lisbon", "Prague", "Warsaw", "Ankara"),
-    *("Havana", "Nairobi", "Jakarta", "Bogota", "Caracas"),
+    *("Havana", "Nairobi", "Jakarta", "Bogota", "Caracas", "Geneva", "Munich", "Milan", "Seoul"),
+    *("Boston", "Dakar", "Riga", "Hanoi", "Manila", "Sydney", "Toronto", "Lagos"),
 ]
 DOCUMENT_TOKENS = 320
 IN_A_PROMPT = 5
-MODES = ("fast", "balanced", "quality")
 
 
 def documents(client: Client, rng: random.Random) -> list[tuple[list[int], str, str]]:
     """(token ids, place, number) of each document."""
     from pydoc_data.topics import topics
 
-    names = sorted(topics, key=lambda name: (-len(topics[name]), name))
-    found = []
-    for name, place in zip(names, PLACES, strict=False):
-        number = str(rng.randint(1000, 9999))
+    found: list[tuple[list[int], str, str]] = []
+    for name in rng.sample(sorted(topics), len(topics)):
+        place, number = PLACES[len(found)], str(rng.randint(1000, 9999))
         lines = topics[name].splitlines()[:60]
-        lines.insert(rng.randint(8, 14), f"The secret number of {place} is {number}.")
-        found.append((client.tokens("\n".join(lines))[:DOCUMENT_TOKENS], place, number))
-    return found
+        at = rng.randint(8, 14)
+        lines.insert(at, f"The secret number of {place} is {number}.")
+        tokens = client.tokens("\n".join(lines))[:DOCUMENT_TOKENS]
+        fact_end = len(client.tokens("\n".join(lines[: at + 1])))
+        if fact_end < len(tokens) == DOCUMENT_TOKENS:
+            found.append((tokens, place, number))
+        if len(found) == len(PLACES):
+            return found
+    raise SystemExit("this Python's documentation is too short")
 
 
 def main() -> None:
@@ -54,12 +60,15 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--questions", type=int, default=48)
+    parser.add_argument("--seed", type=int, default=5)
+    parser.add_argument("--mode", action="append", default=[])
     parser.add_argument("--model", type=Path)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     say = lambda text: print(text, file=sys.stderr, flush=True)  # noqa: E731
     model = args.model or prepare_model(say)
-    rng = random.Random(5)
+    modes = args.mode or ["fast", "balanced", "quality"]
+    rng = random.Random(args.seed)
     right: dict[str, int] = {}
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         say("starting two servers")
@@ -78,19 +87,20 @@ def main() -> None:
             nothing: dict[str, Any] = {"blend": "off", "save": False}
             asked: list[tuple[str, Client, dict[str, Any]]] = [
                 ("without TierKV", alone, {}),
-                *((mode, tierkv, {"blend": mode, "save": False}) for mode in MODES),
+                *((mode, tierkv, {"blend": mode, "save": False}) for mode in modes),
                 ("in full", tierkv, nothing),
             ]
             for way, client, options in asked:
                 text = ask(client, tokens, options, answer=8).text
                 right[way] = right.get(way, 0) + text.strip().startswith(wanted)
             say(f"question {number + 1} of {args.questions}: {right}")
-        share = blended_share(tierkv, args.questions * len(MODES))
+        share = blended_share(tierkv, args.questions * len(modes))
     result = {
         "questions": args.questions,
+        "seed": args.seed,
         "right": right,
         "blended_share": share,
-        "over_full": {mode: right[mode] / max(1, right["in full"]) for mode in MODES},
+        "over_full": {mode: right[mode] / max(1, right["in full"]) for mode in modes},
     }
     print(json.dumps(result, indent=1))
     if args.json:

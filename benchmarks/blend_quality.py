@@ -126,11 +126,10 @@ class Lab:
         return into.layer(CHECK_LAYER)[1].float().clone()
 
 
-def documents(lab: Lab, count: int) -> list[Document]:
+def documents(lab: Lab, count: int, rng: random.Random) -> list[Document]:
     """Pieces of Python's own documentation, at most three of a topic."""
     from pydoc_data.topics import topics
 
-    rng = random.Random(7)
     found = []
     for name in sorted(topics):
         ids = lab.tokenizer(topics[name], add_special_tokens=False).input_ids
@@ -421,6 +420,7 @@ def main() -> None:
     )
     parser.add_argument("--prompts", type=int, default=24)
     parser.add_argument("--documents", type=int, default=40)
+    parser.add_argument("--seed", type=int, default=11, help="of documents, donors and prompts")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--model", type=Path)
     parser.add_argument("--json", type=Path)
@@ -430,8 +430,8 @@ def main() -> None:
     )
     args = parser.parse_args()
     lab = Lab(args.model or prepare_model(lambda text: print(text, file=sys.stderr)), args.dtype)
-    rng = random.Random(11)
-    docs = documents(lab, args.documents)
+    rng = random.Random(args.seed)
+    docs = documents(lab, args.documents, rng)
     modes = dict(MODES)
     for text in args.mode:
         name, _, rest = text.partition("=")
