@@ -184,6 +184,18 @@ def test_close_with_a_full_queue_that_does_not_drain_drops_it(make_rig: MakeRig)
     assert rig.index.leased == 0
 
 
+@pytest.mark.parametrize(("timeout", "offered"), [(5.0, 3), (0.0, 0)])
+def test_close_offers_what_was_used_again_while_there_is_time(
+    make_rig: MakeRig, timeout: float, offered: int
+) -> None:
+    rig, chunks = make_rig(tiers={"disk": {"write": "on_reuse"}}), chain(3)
+    rig.saved(chunks)
+    rig.store.load(chunks).release()
+    rig.store.close(timeout)
+    dropped = rig.counted("tierkv_saves_dropped_total", tier="disk", reason="shutdown")
+    assert len(rig.disk.held) + dropped == offered
+
+
 def test_close_waits_for_a_reset_to_reach_the_tiers(make_rig: MakeRig) -> None:
     rig, chunks = make_rig(), chain(2)
     rig.disk.give(*chunks)
