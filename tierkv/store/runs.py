@@ -21,8 +21,8 @@ from tierkv.store.jobs import Errand, Fate, Read
 from tierkv.store.lower import LowerTier, Where
 from tierkv.tiers.slot_index import READY
 
-MAX_BEGUN = 32
-"""Reads that one call begins: a quarter of a millisecond of the scheduler's time, or less."""
+MAX_BEGUN = 64
+"""Reads that one call begins: under half a millisecond of the scheduler's time."""
 
 MAX_AWAITED = 128
 """Most chunks a ticket waits for at once: more than a tier has under way. The rest begins as these
