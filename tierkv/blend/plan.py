@@ -59,7 +59,7 @@ class Mode:
 
 MODES = {
     "fast": Mode(4, 64, 0.0),
-    "balanced": Mode(4, 48, 0.01),
+    "balanced": Mode(4, 32, 0.01),
     "quality": Mode(8, 32, 0.08),
 }
 

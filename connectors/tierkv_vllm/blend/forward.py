@@ -8,30 +8,27 @@ them: chosen tokens see each other fresh, which is what CacheBlend and its succe
 everybody else as drafted and corrected (`drift`). With all tokens chosen it is the ordinary
 computation.
 
-Attention is two dense matrix products with a softmax in between: a choice scattered over the
-sequence needs no kernel of the engine's, called in a way that it was not made for. PyTorch's fused
-attention takes twice as long for few rows over many keys (on CPUs without AMX, measured).
+Attention is PyTorch's own: dense, so that a choice scattered over the sequence costs one matrix
+product and no kernel of the engine's is called in a way that it was not made for.
 """
 
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
 from tierkv.blend.plan import PASSAGE_TOKENS, PASSAGES
 from tierkv_vllm.blend.drift import DriftPass
 from tierkv_vllm.blend.model import BlendModel
 
-BATCH_ROWS = 32
-"""Chosen tokens that attend together, at most. They see what is before the last of them, masked."""
-SCORES_BYTES = 64 << 20
-"""Memory of the scores of one batch, about; fewer tokens attend together where it would be more."""
+BATCH_ROWS = 128
+"""Chosen tokens that attend together. They see what is before the last of them, masked."""
 BEFORE = 10
 """Tokens of a passage before the one that is pointed to. A fact is pointed to by its end, and what
 it means stands before."""
@@ -51,7 +48,6 @@ class Scratch:
     Attributes:
         keys, values: [layers x heads, tokens, dims], of the cache's dtype.
         tokens: length of the sequence.
-        layers, heads: of this rank's model.
     """
 
     def __init__(self, model: BlendModel, tokens: int, memory: Tensor | None = None) -> None:
@@ -64,11 +60,12 @@ class Scratch:
             memory = _allocate(model, tokens).zero_()
         self.keys, self.values = memory[:, :, :tokens]
         self.tokens = tokens
-        self.layers, self.heads = len(model.layers), model.heads
+        self.layers = len(model.layers)
+        self._heads = model.heads
 
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
         """Keys and values of one layer, [heads, tokens, dims]; views."""
-        rows = slice(index * self.heads, (index + 1) * self.heads)
+        rows = slice(index * self._heads, (index + 1) * self._heads)
         return self.keys[rows], self.values[rows]
 
 
@@ -130,16 +127,13 @@ class Attention:
         self._scratch = scratch
         self._positions = positions
         self._scale = scale
-        self._first = first
-        self._grouped = scratch.heads, group
         self._drift = drift
         self._after_layer = after_layer
-        device, dtype, heads = scratch.keys.device, scratch.keys.dtype, scratch.heads
-        row = heads * group * (int(positions[-1]) + 1 - first)  # scores of one chosen token
-        rows = min(BATCH_ROWS, max(1, SCORES_BYTES // (row * dtype.itemsize)))
-        self._batches = [_Batch.of(part, dtype) for part in torch.split(positions, rows)]
-        # Made once: new memory for each product would take as long as the product.
-        self._scores, self._shares = torch.empty((2, rows * row), dtype=dtype, device=device)
+        self._batches = [
+            _Batch.of(part, first, group, scratch.keys.dtype)
+            for part in torch.split(positions, BATCH_ROWS)
+        ]
+        device = scratch.keys.device
         self.mass = torch.zeros((2, scratch.tokens), device=device) if watch else None
         self._watched_layers = round(scratch.layers * WATCH_SHARE)
 
@@ -153,68 +147,46 @@ class Attention:
         values[:, self._positions] = value.transpose(0, 1)
         if self._after_layer is not None:
             self._after_layer(layer)
-        watched = self.mass is not None and layer % WATCH_EVERY == WATCH_EVERY - 1
         out = torch.empty_like(query)
         begin = 0
         for batch in self._batches:
             end = begin + batch.rows
-            seen = slice(self._first, batch.seen)
+            heads = keys.shape[0]
             # Query heads of one KV head become rows: [heads, group x rows, dims].
-            rows = query[begin:end].view(batch.rows, *self._grouped, -1).permute(1, 2, 0, 3)
-            shares = self._attended(rows, keys[:, seen], batch)
-            mixed = torch.bmm(shares, values[:, seen])
-            out[begin:end] = mixed.view(rows.shape).permute(2, 0, 1, 3).flatten(1, 2)
-            if watched:
-                assert self.mass is not None
-                shares = shares.float()
-                self.mass[0, seen] += shares.sum((0, 1))
-                self.mass[1, seen] += shares.square_().square_().sum((0, 1))
+            rows = query[begin:end]
+            grouped = rows.reshape(len(rows), heads, -1, query.shape[2]).permute(1, 2, 0, 3)
+            flat = grouped.reshape(heads, -1, query.shape[2])
+            seen, mask = batch.seen, batch.mask
+            if self.mass is not None and layer % WATCH_EVERY == WATCH_EVERY - 1:
+                self.mass[:, :seen] += self._watched(flat, keys[:, :seen], mask)
+            mixed = scaled_dot_product_attention(
+                flat[None], keys[None, :, :seen], values[None, :, :seen], mask, scale=self._scale
+            )[0]
+            out[begin:end] = mixed.view(grouped.shape).permute(2, 0, 1, 3).flatten(1, 2)
             begin = end
         return out
 
-    def _attended(self, rows: Tensor, keys: Tensor, batch: _Batch) -> Tensor:
-        """What each row takes of each key: [heads, group x rows, keys], valid until the next."""
-        heads, group, count, _ = rows.shape
-        shape = (heads, group * count, keys.shape[1])
-        scores, shares = (
-            memory[: math.prod(shape)].view(shape) for memory in (self._scores, self._shares)
-        )
-        _multiply(rows.flatten(1, 2), keys, self._scale, scores)
-        only_some = batch.mask.shape[1]
-        scores.view(heads, group, count, -1)[..., -only_some:] += batch.mask
-        return torch.softmax(scores, -1, out=shares)
-
-
-def _multiply(rows: Tensor, keys: Tensor, scale: float, scores: Tensor) -> None:
-    """`scores` [heads, rows, keys] become `scale` times `rows` times `keys`."""
-    if not keys.is_cpu:
-        scores.baddbmm_(rows, keys.mT, beta=0, alpha=scale)
-        return
-    # Of all heads together it would first copy keys that are part of a longer sequence.
-    for product, left, right in zip(scores, rows, keys, strict=True):
-        product.addmm_(left, right.T, beta=0, alpha=scale)
+    def _watched(self, query: Tensor, keys: Tensor, mask: Tensor) -> Tensor:
+        scores = torch.baddbmm(mask.expand(len(keys), -1, -1), query, keys.mT, alpha=self._scale)
+        shares = scores.float().softmax(-1)
+        return torch.stack([shares.sum((0, 1)), shares.square().square().sum((0, 1))])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Batch:
-    """Rows that attend together.
-
-    Attributes:
-        rows: how many.
-        seen: keys that the last of them sees.
-        mask: [rows, keys behind those that all of them see], 0 or -inf.
-    """
+    """Rows that attend together; `mask` is [group x rows, seen], 0 or -inf."""
 
     rows: int
     seen: int
     mask: Tensor
 
     @classmethod
-    def of(cls, positions: Tensor, dtype: torch.dtype) -> _Batch:
-        begin, seen = int(positions[0]), int(positions[-1]) + 1
-        hidden = torch.arange(begin, seen, device=positions.device) > positions[:, None]
+    def of(cls, positions: Tensor, first: int, group: int, dtype: torch.dtype) -> _Batch:
+        seen = int(positions[-1]) + 1
+        keys = torch.arange(seen, device=positions.device)
+        hidden = (keys > positions[:, None]) | (keys < first)
         mask = torch.zeros(hidden.shape, dtype=dtype, device=positions.device)
-        return cls(len(positions), seen, mask.masked_fill_(hidden, -torch.inf))
+        return cls(len(positions), seen, mask.masked_fill_(hidden, -torch.inf).repeat(group, 1))
 
 
 def recompute(
