@@ -167,8 +167,9 @@ class Attention:
         return out
 
     def _watched(self, query: Tensor, keys: Tensor, mask: Tensor) -> Tensor:
-        scores = torch.baddbmm(mask.expand(len(keys), -1, -1), query, keys.mT, alpha=self._scale)
-        shares = scores.float().softmax(-1)
+        # In float32: rounded to the cache's type, scores that have much in common all look alike.
+        scores = (self._scale * query.float()) @ keys.float().mT
+        shares = scores.add_(mask).softmax(-1)
         return torch.stack([shares.sum((0, 1)), shares.square().square().sum((0, 1))])
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -63,3 +64,18 @@ def test_one_head_that_points_outweighs_many_that_look_around() -> None:
     around = 2 * 0.125**4 + (1 / 7) ** 4
     assert fourths[2].item() == pytest.approx(1 + around)
     assert fourths[0].item() == pytest.approx(around)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_what_a_head_points_to_shows_among_scores_that_have_much_in_common(
+    dtype: torch.dtype,
+) -> None:
+    model: Any = SimpleNamespace(layers=[None], heads=1)
+    scratch = Scratch(model, 4, torch.zeros(2, 1, 4, 4, dtype=dtype))
+    attention = Attention(scratch, torch.tensor([3]), group=1, scale=0.5, watch=True)
+    query = torch.tensor([[[800.0, 1.0, 0.0, 0.0]]], dtype=dtype)  # 400 for every key
+    keys = torch.tensor([[[1.0, e, 0.0, 0.0] for e in (0.0, 1.0, 2.0, -1.0)]], dtype=dtype)
+    sums, _ = attention._watched(query, keys, torch.zeros(1, 4, dtype=dtype))
+    whole = sum(math.exp(e / 2) for e in (0, 1, 2, -1))
+    expected = [math.exp(e / 2) / whole for e in (0, 1, 2, -1)]
+    assert sums.tolist() == pytest.approx(expected, rel=1e-4)
