@@ -58,9 +58,9 @@ class Mode:
 
 
 MODES = {
-    "fast": Mode(4, 64, 0.0),
-    "balanced": Mode(4, 32, 0.01),
-    "quality": Mode(8, 32, 0.08),
+    "fast": Mode(4, 32, 0.0),
+    "balanced": Mode(4, 32, 0.03),
+    "quality": Mode(8, 24, 0.09),
 }
 
 

@@ -186,13 +186,13 @@ def test_a_segment_too_short_for_two_samples_has_none() -> None:
 
 
 @settings(max_examples=30)
-@given(st.integers(1, 2000))
+@given(st.integers(1, 4000))
 def test_modes_differ_in_how_much_they_recompute(length: int) -> None:
     counts = [
         make_plan(0, length + 40, [run(0, length)], MODES[name]).recomputed
         for name in ("fast", "balanced", "quality")
     ]
     assert counts == sorted(counts)
-    if length > 500:
+    if length >= 1500:  # of fewer, the passages are a larger share
         shares = np.array(counts) - 32 - 8  # the question
         assert (shares / length < [0.05, 0.135, 0.2]).all()
