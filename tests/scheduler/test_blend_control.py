@@ -24,6 +24,7 @@ from tests.scheduler.blend_kit import (
     refused,
     served,
 )
+from tests.scheduler.blending import recompute
 from tests.scheduler.conftest import text
 from tests.scheduler.rig import expected_output
 from tests.scheduler.test_reuse import forget_engine_cache, idle
@@ -141,6 +142,25 @@ def test_few_tokens_are_recomputed_between_two_steps(make_blend: MakeRig) -> Non
     assert len(rig.outputs["other"]) > 10
     rig.run()
     assert rig.outputs["second"] == expected_output(SECOND, 4)
+
+
+def test_what_one_pass_computes_is_bounded_by_the_memory_of_its_masks(
+    make_blend: MakeRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tierkv_vllm.blend.forward.MASKS_BYTES", 16 * len(SECOND))
+    rig = make_blend(blend={"shadow": 1.0})
+    passes: list[int] = []
+
+    def counted(model: Any, scratch: Any, tokens: Any, chosen: Any, **more: Any) -> Any:
+        passes.append(len(chosen))
+        return recompute(model, scratch, tokens, chosen, **more)
+
+    rig.recompute = counted
+    rig.generate("first", FIRST)
+    rig.generate("second", SECOND)
+    anew = counter(rig, "tierkv_blend_tokens_total", "kind")[("recomputed",)]
+    whole, rest = divmod(anew, 16)
+    assert passes == [16] * whole + [rest] + [16] * (len(SECOND) // 16)  # and in full, to compare
 
 
 def test_a_response_tells_what_was_taken_from_where(make_blend: MakeRig) -> None:

@@ -29,6 +29,8 @@ from tierkv_vllm.blend.model import BlendModel
 
 BATCH_ROWS = 128
 """Chosen tokens that attend together. They see what is before the last of them, masked."""
+MASKS_BYTES = 256 << 20
+"""Memory of the masks of one pass, at most."""
 BEFORE = 10
 """Tokens of a passage before the one that is pointed to. A fact is pointed to by its end, and what
 it means stands before."""
@@ -188,6 +190,12 @@ class _Batch:
         hidden = (keys > positions[:, None]) | (keys < first)
         mask = torch.zeros(hidden.shape, dtype=dtype, device=positions.device)
         return cls(len(positions), seen, mask.masked_fill_(hidden, -torch.inf).repeat(group, 1))
+
+
+def most_at_once(model: BlendModel, tokens: int) -> int:
+    """Tokens of a sequence of `tokens` that one pass may compute: their masks take memory."""
+    token_bytes: int = model.group * tokens * model.dtype.itemsize
+    return max(1, MASKS_BYTES // token_bytes)
 
 
 def recompute(

@@ -14,7 +14,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -24,7 +24,14 @@ from vllm.logger import init_logger
 from tierkv.errors import UnsupportedError
 from tierkv.pages.pool import PoolRegion
 from tierkv_vllm.blend.drift import Drift
-from tierkv_vllm.blend.forward import Scratch, ScratchMemory, attended, choose, recompute
+from tierkv_vllm.blend.forward import (
+    Scratch,
+    ScratchMemory,
+    attended,
+    choose,
+    most_at_once,
+    recompute,
+)
 from tierkv_vllm.blend.messages import BlendJob, BlendNews, BlendOrders, Ended
 from tierkv_vllm.blend.model import BlendModel
 
@@ -234,7 +241,7 @@ class Runner:
         if len(chosen):
             segments = torch.from_numpy(job.segments).to(torch.int64)
             drift = Drift(model, segments, torch.from_numpy(job.samples).to(torch.int64))
-            parts = torch.split(chosen, self._max_tokens)
+            parts = self._passes(chosen, len(tokens))
             cuts = [0, *(int(part[0]) for part in parts[1:]), len(job.tokens)]
             for part, span in zip(parts, itertools.pairwise(cuts), strict=True):
                 hidden = recompute(model, scratch, tokens, part, drift=drift.during(part, *span))
@@ -242,6 +249,9 @@ class Runner:
         self._fill(job, scratch)
         if job.shadow and hidden is not None and len(self._shadows) < MAX_SHADOWS:
             self._shadows.append(_Shadow(tokens, model.logits(hidden[-1:])[0]))
+
+    def _passes(self, chosen: Tensor, tokens: int) -> Sequence[Tensor]:
+        return torch.split(chosen, min(self._max_tokens, most_at_once(self._model, tokens)))
 
     def _read_exact(self, job: BlendJob, scratch: Scratch) -> None:
         model = self._model
@@ -285,7 +295,7 @@ class Runner:
         scratch = Scratch(model, len(shadow.tokens))
         everything = torch.arange(len(shadow.tokens), device=model.device)
         hidden = None
-        for part in torch.split(everything, self._max_tokens):
+        for part in self._passes(everything, len(everything)):
             hidden = recompute(model, scratch, shadow.tokens, part)
             yield len(part)
         assert hidden is not None
