@@ -7,8 +7,8 @@ Each document holds one made-up fact ("The secret number of Oslo is 4821.") at a
 prompt is five documents in random order and a question about one of them; right is the number,
 digit for digit. Asked of vLLM without TierKV, of TierKV in each blend mode, whose donors are what
 serving other prompts has left, and of TierKV in full: last, since what is computed in full is in
-vLLM's own prefix cache, and nothing would be blended any more. The seed decides which texts are the
-documents, too: what was tuned on one says little about how it does on that one.
+vLLM's own prefix cache, and nothing would be blended any more. The seed also decides which texts
+are the documents: measure with another one than was tuned with.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--questions", type=int, default=48)
-    parser.add_argument("--seed", type=int, default=5)
-    parser.add_argument("--mode", action="append", default=[])
+    parser.add_argument("--seed", type=int, default=5, help="of documents, facts and prompts")
+    parser.add_argument("--mode", action="append", default=[], help="may be repeated; all without")
     parser.add_argument("--model", type=Path)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()

@@ -170,9 +170,14 @@ class Attention:
 
     def _watched(self, query: Tensor, keys: Tensor, mask: Tensor) -> Tensor:
         # In float32: rounded to the cache's type, scores that have much in common all look alike.
-        scores = (self._scale * query.float()) @ keys.float().mT
-        shares = scores.add_(mask).softmax(-1)
-        return torch.stack([shares.sum((0, 1)), shares.square().square().sum((0, 1))])
+        sums = torch.zeros((2, keys.shape[1]), device=keys.device)
+        # Head by head: the scores of a long prompt are larger than its keys.
+        for rows, those in zip(query, keys, strict=True):
+            scores = (self._scale * rows.float()) @ those.float().T
+            shares = scores.add_(mask).softmax(-1)
+            sums[0] += shares.sum(0)
+            sums[1] += shares.square_().square_().sum(0)
+        return sums
 
 
 @dataclass(frozen=True, slots=True, eq=False)
