@@ -56,7 +56,8 @@ def test_two_ranks_of_an_mla_model_share_one_copy(
     config = tiers("64MiB", disk(tmp_path / "kv"))
     cpus = sorted(os.sched_getaffinity(0))
     environment = {"VLLM_CPU_OMP_THREADS_BIND": f"{cpus[0]}|{cpus[-1]}"}
-    more = {"dtype": "bfloat16", "tensor_parallel_size": 2}
+    # Enough blocks for `max_model_len` also where vLLM makes them 16 tokens (CPUs without AMX).
+    more = {"dtype": "bfloat16", "tensor_parallel_size": 2, "num_gpu_blocks_override": 200}
     first = start(mla_dir, config, environment=environment, **more)
     if not has_amx():
         # vLLM's other kernel cannot go on after tokens that it did not compute.
