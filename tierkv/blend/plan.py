@@ -13,7 +13,7 @@ it attends to most: which they are is known only when it has been run (see
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from tierkv.blend.match import Run
 from tierkv.config.blend import BlendConfig
+from tierkv.keys import Chunk
 
 QUERY_TOKENS = 32
 """Tokens at the end whose attention chooses what else is recomputed, at most."""
@@ -125,6 +126,10 @@ class BlendPlan:
     @property
     def recomputed(self) -> int:
         return len(self.fixed) + self.extra
+
+    def chunks(self) -> Iterator[Chunk]:
+        """Of all donors, run by run; a donor of two runs comes twice."""
+        return (donor.chunk for run in self.runs for donor in run.donors)
 
 
 def make_plan(exact: int, tokens: int, runs: Sequence[Run], mode: Mode) -> BlendPlan:

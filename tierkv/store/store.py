@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from tierkv.config.models import LowerTierConfig, TierKVConfig
 from tierkv.errors import ConfigError, GeometryError
@@ -23,6 +23,7 @@ from tierkv.pages.layout import SlotLayout
 from tierkv.pages.pool import DramPool
 from tierkv.store.context import Context
 from tierkv.store.cost import CostModel
+from tierkv.store.demand import Demand, demand_of
 from tierkv.store.dram import Dram
 from tierkv.store.ghosts import NEVER_SEEN, Ghosts, Why
 from tierkv.store.io_loop import IoLoop
@@ -232,6 +233,10 @@ class Store:
         if found.leased:
             self._reused.add(chunks, len(found.leased))
         return ticket
+
+    def demand(self, chunks: Iterable[Chunk]) -> Demand:
+        """What a `load` of these would take of DRAM; nothing is held. About 0.5 µs a chunk."""
+        return demand_of((chunk.key for chunk in chunks), self._dram, len(self._pins))
 
     def why_missing(self, chunks: Sequence[Chunk]) -> list[Why]:
         """Why each of these was not found; the first of them is where a run of hits ended.

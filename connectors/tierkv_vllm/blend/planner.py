@@ -31,6 +31,7 @@ from tierkv.config.blend import BlendConfig
 from tierkv.keys import Chunk, Scope
 from tierkv.store import LoadTicket, Store
 from tierkv_vllm.blend.messages import BlendJob, BlendNews, BlendOrders
+from tierkv_vllm.blend.room import Room
 from tierkv_vllm.blend.taint import Taint
 from tierkv_vllm.messages import CopyOps
 
@@ -91,9 +92,19 @@ class _Job:
 
 @dataclass(slots=True)
 class _Query:
-    """What is known about a request before it is admitted; found once, kept until then."""
+    """What is known about a request before it is admitted; found once, kept until then.
+
+    Attributes:
+        exact: tokens that are there exactly.
+        asked_at: when; seconds of the Store's clock.
+        plan: None if the prompt is not blended.
+        claim: on the plan's donors; None before there was room for them.
+        settled: all of them were read.
+    """
 
     exact: int
+    asked_at: float
+    plan: BlendPlan | None
     claim: BlendClaim | None = None
     settled: bool = False
 
@@ -133,6 +144,8 @@ class Planner:
         self.donors = DonorIndex(layout.chunk_tokens, config.max_donors, secrets.token_bytes(8))
         self._repeats = Repeats(config.exact_after)
         self._queries: dict[str, _Query] = {}
+        self._room = Room(store)
+        self._patience = max((tier.load_deadline for tier in store.config.lower), default=0.0)
         self._jobs: dict[int, _Job] = {}
         self._by_request: dict[str, int] = {}
         self._prepare: list[BlendJob] = []
@@ -168,29 +181,55 @@ class Planner:
         query = self._queries.get(request_id)
         if query is None or query.exact != exact:
             self.forget(request_id)
-            query = _Query(exact)
+            query = _Query(exact, self._store.context.clock(), self._plan(tracked, exact))
             self._queries[request_id] = query
-            query.claim = self._begin(tracked, exact)
-        if query.claim is not None and not query.settled:
+        if query.plan is not None and query.claim is None:
+            self._claim(request_id, query)
+        if query.plan is None:
+            return None
+        if query.claim is None:
+            return True
+        if not query.settled:
             if not all(ticket.poll() for ticket in query.claim.tickets):
                 return True
-            self._settle(query)
-        if query.claim is not None and self._is_crowded(query.claim.plan):
+            self._settle(request_id, query)
+        if query.claim is not None and self._is_crowded(query.plan):
             return True
         return query.claim
 
-    def _settle(self, query: _Query) -> None:
+    def _claim(self, request_id: str, query: _Query) -> None:
+        """Lease the donors and begin to read the others, once there is room for them."""
+        plan = query.plan
+        assert plan is not None
+        room = self._room.ask(request_id, plan.chunks())
+        if room:
+            tickets = [self._store.load([one.chunk for one in run.donors]) for run in plan.runs]
+            query.claim = BlendClaim(plan, tickets)
+            self._room.begun(request_id, plan.chunks())
+        elif room is None:
+            self._give_up(request_id, query, Refusal.MEMORY)
+        elif self._store.context.clock() >= query.asked_at + self._patience:
+            self._give_up(request_id, query, Refusal.GONE)
+
+    def _settle(self, request_id: str, query: _Query) -> None:
         """The donors were read: keep the claim if they are all there."""
         assert query.claim is not None
         query.settled = True
+        self._room.done(request_id)
         runs = zip(query.claim.plan.runs, query.claim.tickets, strict=True)
         if any(ticket.ready < len(run.donors) for run, ticket in runs):
             # Once: what is left of the donors is found by the next request.
-            self._refuse(Refusal.GONE)
+            self._give_up(request_id, query, Refusal.GONE)
+
+    def _give_up(self, request_id: str, query: _Query, reason: Refusal) -> None:
+        self._refuse(reason)
+        self._room.done(request_id)
+        query.plan = None
+        if query.claim is not None:
             query.claim.release()
             query.claim = None
 
-    def _begin(self, tracked: TrackedRequest, exact: int) -> BlendClaim | None:
+    def _plan(self, tracked: TrackedRequest, exact: int) -> BlendPlan | None:
         mode = tracked.options.blend or self._config.mode
         if mode not in MODES or tracked.never_blend or tracked.media:
             return None
@@ -205,15 +244,17 @@ class Planner:
         extension = max(MIN_EXTENSION, 2 * wished.anchor_tokens)
         runs = find_runs(self.donors, tokens, exact, scope, self._store.holds, extension)
         if not runs:
-            return self._refuse(Refusal.NO_MATCH)
+            self._refuse(Refusal.NO_MATCH)
+            return None
         if sum(map(len, runs)) < self._config.min_tokens:
-            return self._refuse(Refusal.SHORT)
+            self._refuse(Refusal.SHORT)
+            return None
         plan = make_plan(exact, total, runs, wished)
         refusal = self._objection(tracked, plan)
         if refusal is not None:
-            return self._refuse(refusal)
-        chunks = [[donor.chunk for donor in run.donors] for run in runs]
-        return BlendClaim(plan, [self._store.load(wanted) for wanted in chunks])
+            self._refuse(refusal)
+            return None
+        return plan
 
     def _objection(self, tracked: TrackedRequest, plan: BlendPlan) -> Refusal | None:
         request = tracked.request
@@ -239,13 +280,13 @@ class Planner:
         limit = self._config.max_prompt_bytes
         return drafted > 0 and (drafted + plan.end) * self._token_bytes > limit
 
-    def _refuse(self, reason: Refusal) -> BlendClaim | None:
+    def _refuse(self, reason: Refusal) -> None:
         self._counters.add("tierkv_blend_declined_total", reason=reason)
-        return None
 
     def forget(self, request_id: str) -> None:
         """Let go of what was offered to a request, if anything was."""
         query = self._queries.pop(request_id, None)
+        self._room.done(request_id)
         if query is not None and query.claim is not None:
             query.claim.release()
 
@@ -399,4 +440,4 @@ class Planner:
     @property
     def pending(self) -> int:
         """Offers and jobs that must come back to zero when no request is left."""
-        return len(self._queries) + len(self._jobs)
+        return len(self._queries) + len(self._jobs) + len(self._room)

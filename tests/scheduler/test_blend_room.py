@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Prompts whose donors must be read while DRAM is full: they hold nothing until all of it fits.
+
+A DRAM tier of 16 chunks over a disk. Donors are on the disk; what DRAM holds in the end is leased
+by the test, as loads under way would.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from unittest import mock
+
+import pytest
+
+from tests.scheduler.blend_kit import OFF, SECOND, A, B, MakeRig, refused, served
+from tests.scheduler.blending import BlendRig
+from tests.scheduler.conftest import dram_and_disk, text
+from tests.scheduler.rig import expected_output
+from tests.scheduler.test_reuse import idle
+from tests.scheduler.test_ways_out import step_until
+from tierkv.store import LoadTicket, tickets
+
+C, D = text(911, 200), text(912, 200)
+FILLER = text(913, 16 * 64 + 10)
+OTHER = text(914, 40) + D + C + text(915, 40)
+"""As SECOND, of two other documents: six donors each."""
+
+
+class Full:
+    """All documents were served, then DRAM was filled with other text."""
+
+    def __init__(self, make_blend: MakeRig, path: Path, deadline: str = "5m") -> None:
+        tiers = dram_and_disk(path / "kv", capacity="128KiB", load_deadline=deadline)
+        self.rig: BlendRig = make_blend(tiers)
+        self.store = self.rig.connector._scheduler.store
+        assert self.store.pool.slots == 16
+        for name, prompt in (("ab", A + B), ("cd", C + D), ("filler", FILLER)):
+            self.rig.generate(name, prompt + text(916, 30), params=OFF)
+            assert self.store.drain()
+
+    def hold(self, count: int) -> LoadTicket:
+        """Lease the first chunks of the filler."""
+        donors = [one.chunk for one in self.rig.planner.donors._by_key.values()]
+        chunks = [chunk for chunk in donors if self.store._dram.index.get(chunk.key) is not None]
+        assert len(chunks) == 16
+        ticket = self.store.load(chunks[:count])
+        assert ticket.poll()
+        assert ticket.ready == count
+        return ticket
+
+    def taken(self) -> tuple[int, int]:
+        """Slots leased, and being filled."""
+        return self.store._dram.index.leased, self.store._dram.index.filling
+
+
+@pytest.fixture
+def full(make_blend: MakeRig, tmp_path: Path) -> Full:
+    return Full(make_blend, tmp_path)
+
+
+def test_prompts_that_wait_for_room_hold_none_of_it(full: Full) -> None:
+    rig, held = full.rig, full.hold(12)
+    rig.add("second", SECOND, 4)
+    rig.add("other", OTHER, 4)
+    for _ in range(5):
+        rig.step()
+    assert full.taken() == (12, 0)
+    held.truncate(9)
+    rig.run()
+    # Seven slots: room for the donors of one at a time.
+    assert rig.outputs["second"] == expected_output(SECOND, 4)
+    assert rig.outputs["other"] == expected_output(OTHER, 4)
+    assert served(rig) == 2
+    assert not refused(rig)
+    held.release()
+    idle(rig)
+
+
+def test_all_for_whom_there_is_room_begin(full: Full) -> None:
+    rig, held = full.rig, full.hold(12)
+    rig.add("second", SECOND, 4)
+    rig.add("other", OTHER, 4)
+    rig.step()
+    held.release()
+    rig.step()
+    assert sum(full.taken()) == 12
+    rig.run()
+    assert served(rig) == 2
+    idle(rig)
+
+
+def test_slots_that_a_claim_has_yet_to_take_are_no_room(full: Full) -> None:
+    """Long runs are read in portions; what is left of them counts."""
+    rig, held = full.rig, full.hold(9)
+    with mock.patch.object(tickets, "MAX_BEGUN", 2):
+        rig.add("second", SECOND, 4)
+        rig.add("less", text(923, 10) + C[:128] + text(924, 20), 4)
+        rig.step()
+        # Five of the first one's six are under way; the other one needs two.
+        assert sum(full.taken()) == 14
+        rig.abort("less")
+        step_until(rig, lambda: "second" in rig.running, 100_000)
+    # Read, it needs no more.
+    assert len(rig.planner._room) == 0
+    rig.run()
+    assert served(rig) == 1
+    held.release()
+    idle(rig)
+
+
+def test_who_came_first_is_first_even_if_others_need_less(full: Full) -> None:
+    rig, held = full.rig, full.hold(12)
+    less = text(917, 40) + C[:192] + text(918, 40)
+    rig.add("second", SECOND, 4)
+    rig.step()
+    rig.add("less", less, 4)
+    for _ in range(5):
+        rig.step()
+    assert full.taken() == (12, 0)
+    rig.abort("second")
+    rig.run()
+    # Four slots are enough for it, once it is the first.
+    assert rig.outputs["less"] == expected_output(less, 4)
+    assert served(rig) == 1
+    held.release()
+    idle(rig)
+
+
+def test_what_is_in_dram_waits_for_nobody(full: Full) -> None:
+    rig, held = full.rig, full.hold(12)
+    here = text(919, 40) + FILLER[:400] + text(920, 40)
+    rig.add("second", SECOND, 4)
+    rig.step()
+    rig.add("here", here, 4)
+    for _ in range(20):
+        rig.step()
+    assert rig.outputs["here"] == expected_output(here, 4)
+    assert served(rig) == 1
+    assert "second" not in rig.running
+    held.release()
+    rig.run()
+    assert served(rig) == 2
+    idle(rig)
+
+
+def test_donors_that_never_fit_are_not_waited_for(full: Full) -> None:
+    rig = full.rig
+    rig.generate("more", text(921, 400), params=OFF)
+    assert full.store.drain()
+    prompt = SECOND[:440] + OTHER[40:440] + text(921, 390) + text(922, 40)
+    rig.generate("all", prompt)
+    assert refused(rig) == {"memory": 1}
+    assert served(rig) == 0
+    idle(rig)
+
+
+def test_a_prompt_waits_for_room_no_longer_than_for_a_read(
+    make_blend: MakeRig, tmp_path: Path
+) -> None:
+    full = Full(make_blend, tmp_path, deadline="1ms")
+    held = full.hold(12)
+    full.rig.add("second", SECOND, 4)
+    full.rig.run(1_000_000)
+    assert full.rig.outputs["second"] == expected_output(SECOND, 4)
+    assert refused(full.rig) == {"gone": 1}
+    held.release()
+    idle(full.rig)
