@@ -227,6 +227,25 @@ class RecordFormat:
             FormatError: `kind` is FORMAT (not a record of this version), CHECKSUM (damaged),
                 GEOMETRY (other sizes) or KEY_MISMATCH (another namespace, key or text).
         """
+        header = self._own(data, chunk.key)
+        if header.tokens != chunk.tokens:
+            raise FormatError("other token ids under this key", kind=ErrorKind.KEY_MISMATCH)
+        return header
+
+    def chunk(self, data: Buffer, key: bytes) -> Chunk:
+        """Read keys and text of a record out of its header; about 5 µs.
+
+        Args:
+            data: at least the first `header_bytes` of the record.
+            key: of the chunk that it should hold.
+
+        Raises:
+            FormatError: as `check`.
+        """
+        header = self._own(data, key)
+        return Chunk(header.key, header.parent, header.content_key, header.tokens)
+
+    def _own(self, data: Buffer, key: bytes) -> RecordHeader:
         header = parse_header(data)
         geometry = (
             header.header_bytes,
@@ -240,10 +259,8 @@ class RecordFormat:
             raise FormatError("a record of another geometry", kind=ErrorKind.GEOMETRY)
         if header.namespace != self.namespace:
             raise FormatError("a record of another namespace", kind=ErrorKind.KEY_MISMATCH)
-        if header.key != chunk.key:
+        if header.key != key:
             raise FormatError("a record of another key", kind=ErrorKind.KEY_MISMATCH)
-        if header.tokens != chunk.tokens:
-            raise FormatError("other token ids under this key", kind=ErrorKind.KEY_MISMATCH)
         return header
 
     def check_payload(self, header: RecordHeader, pieces: Iterable[Buffer]) -> None:

@@ -12,6 +12,7 @@ from tierkv import __version__
 from tierkv.config import LoadedConfig, resolve_secret
 from tierkv.config.blend import BlendConfig
 from tierkv.errors import UnsupportedError
+from tierkv.keys import Namespace
 from tierkv.pages.layout import SlotLayout
 from tierkv.pages.pool import DramPool, RegionHandle
 from tierkv.store import Store, StoreReport
@@ -66,7 +67,8 @@ def open_scheduler_side(
         save_generated=config.save == "all",
     )
     if config.blend.mode != "off" and all(fact.blends for fact in ranks):
-        _blend(side, vllm_config, kv_cache_config, config.blend, len(ranks))
+        recovered = sum(tier.recovered_chunks for tier in report.tiers.values())
+        _blend(side, namespace, recovered, vllm_config, kv_cache_config, config.blend, len(ranks))
     if config.stats.socket:
         served = vllm_config.model_config.served_model_name
         side.watch(served[0] if isinstance(served, list) else str(served))
@@ -75,6 +77,8 @@ def open_scheduler_side(
 
 def _blend(
     side: SchedulerSide,
+    namespace: Namespace,
+    recovered: int,
     vllm_config: VllmConfig,
     kv_cache_config: KVCacheConfig,
     config: BlendConfig,
@@ -103,6 +107,11 @@ def _blend(
     )
     side.blend_with(planner)
     logger.info("TierKV: any-text reuse: %s", config.mode)
+    donors = planner.recall(namespace.scope())
+    if recovered:
+        logger.info(
+            "TierKV: %d of the %d chunks recovered can be reused anywhere", donors, recovered
+        )
 
 
 def start_up_lines(report: StoreReport, layout: SlotLayout, save: str) -> list[str]:

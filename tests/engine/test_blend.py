@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.engine.engines import ANSWER, BLOCK, Engine, Reference, options, tiers
+from tests.engine.engines import ANSWER, BLOCK, Engine, Reference, disk, options, tiers
 from tests.engine.host import Host, Prompt
 from tests.engine.prompts import Texts
 from tests.engine.test_tensor_parallel import two_cpus
@@ -199,6 +199,27 @@ def test_answers_mostly_agree_and_what_was_done_is_told(
         agreeing += sum(a == b for a, b in zip(tokens, right, strict=True))
     assert agreeing >= 0.6 * ANSWER * len(prompts)
     assert set(blending.run(Host.leftovers).values()) == {0}
+
+
+def test_a_restarted_engine_blends_its_first_prompt_as_the_one_before_it_did(
+    start: Start, texts: Texts, random_llama_dir: Path, tmp_path: Path
+) -> None:
+    config = tiers("64MiB", disk(tmp_path / "kv"), blend=BLEND)
+    documents = [texts(36, 200), texts(37, 200)]
+    prompt = texts(38, 20) + documents[1] + documents[0] + texts(39, 41)
+    first = start(random_llama_dir, config)
+    first.run(learn, [documents[0] + documents[1] + texts(35, 70)])
+    right, tokens = first.run(kv_and_tokens, prompt)
+    assert first.run(blend_counts)["requests served"] == 1
+    first.close()
+    second = start(random_llama_dir, config)
+    assert "7 of the 7 chunks recovered can be reused anywhere" in second.log
+    got, got_tokens = second.run(kv_and_tokens, prompt)
+    assert second.run(blend_counts)["requests served"] == 1
+    assert (got - right).abs().amax() < 1e-4
+    assert got_tokens == tokens
+    assert second.run(Host.counted)["hit", "disk"] > 200
+    second.close()
 
 
 def test_two_workers_blend_in_lockstep(

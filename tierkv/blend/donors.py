@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tierkv.blend.fingerprints import Fingerprints, Hashes
+from tierkv.chains import below
 from tierkv.keys import Chunk, Scope, TokenIds
 
 _Key = TypeVar("_Key", bytes, int)
@@ -32,6 +33,8 @@ MAX_VARIANTS = 4
 FILTER_SLOTS_PER_CHUNK = 32
 """Of the filter in front of the index: about 3 % of the windows that match nothing pass it."""
 _MIN_FILTER_BITS = 16
+RECALLED = 1024
+"""Chunks that are hashed at once: 64 times as many positions make a few MiB of arrays."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -80,14 +83,46 @@ class DonorIndex:
             first: index of the first of them in its chain.
             scope: of the chain.
         """
+        self._insert(chunks, range(first, first + len(chunks)), scope)
+
+    def recall(self, chunks: Sequence[Chunk], scope: Scope) -> int:
+        """These were stored by an earlier run.
+
+        Their places are found by following the chains from the scope's root. Left out is what
+        cannot be reached from there, and what has not exactly its text for its key (images).
+
+        Args:
+            chunks: the most recently used first.
+            scope: whose.
+
+        Returns:
+            How many donors there are now.
+        """
+        told = {chunk.key: chunk for chunk in reversed(chunks)}
+        numbers = {chunk.key: number for number, chunk in below(scope.root, told.values())}
+        known = [
+            chunk
+            for key, chunk in told.items()
+            if key in numbers and scope.chunk_key(chunk.parent, chunk.tokens) == key
+        ]
+        for at in range(0, len(known), RECALLED):
+            portion = known[at : at + RECALLED]
+            self._insert(portion, [numbers[chunk.key] for chunk in portion], scope)
+        return len(self)
+
+    def _insert(self, chunks: Sequence[Chunk], numbers: Sequence[int], scope: Scope) -> None:
         size = self.chunk_tokens
-        for index, chunk in enumerate(chunks, first):
+        new = []
+        for chunk, number in zip(chunks, numbers, strict=True):
             if chunk.key in self._by_key:
                 self._by_key.move_to_end(chunk.key)
-                continue
+            else:
+                new.append((chunk, number))
+        text = np.frombuffer(b"".join(chunk.tokens for chunk, _ in new), "<i4")
+        prints = (self._fingerprints.of(text)[::size] ^ _salt(scope)).tolist()
+        for (chunk, number), fingerprint in zip(new, prints, strict=True):
             tokens = np.frombuffer(chunk.tokens, "<i4")
-            fingerprint = int(self._fingerprints.of(tokens)[0] ^ _salt(scope))
-            donor = Donor(chunk, index * size, tokens, fingerprint)
+            donor = Donor(chunk, number * size, tokens, fingerprint)
             variants = self._by_print.setdefault(fingerprint, [])
             if len(variants) >= MAX_VARIANTS:
                 self.discard(variants[0].chunk.key)

@@ -111,7 +111,7 @@ def purge(
 def _targets(
     found: Places, namespace: str | None, tenant: str | None, key: str | None
 ) -> Iterator[_Target]:
-    from tierkv.inventory.chains import below, tenant_root
+    from tierkv.chains import below, tenant_root
 
     if key is not None:
         hits = [
@@ -122,7 +122,7 @@ def _targets(
         if len({chunk.key for _, _, chunk in hits}) > 1:
             raise typer.BadParameter(f"{len(hits)} keys begin with {key}; give more digits")
         for inventory, summary, chunk in hits:
-            following = below(chunk.key, inventory.chunks(summary.name))
+            following = [one for _, one in below(chunk.key, inventory.chunks(summary.name))]
             yield _Target(inventory, summary, [chunk, *following])
         return
     for inventory in found.inventories:
@@ -131,7 +131,8 @@ def _targets(
                 yield _Target(inventory, summary, None)
             elif not summary.problem:
                 root = tenant_root(summary.digest, tenant, found.secret)
-                yield _Target(inventory, summary, below(root, inventory.chunks(summary.name)))
+                mine = [one for _, one in below(root, inventory.chunks(summary.name))]
+                yield _Target(inventory, summary, mine)
 
 
 def _remove(target: _Target, tell: Callable[[int], None]) -> bool:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from tierkv.config.models import LowerTierConfig
 from tierkv.errors import ConfigError, TierError
-from tierkv.keys import Namespace
+from tierkv.keys import Chunk, Namespace
 from tierkv.pages.layout import SlotLayout
 from tierkv.store.context import Context
 from tierkv.store.io_loop import IoLoop
@@ -22,6 +22,9 @@ from tierkv.store.lower import LowerTier
 from tierkv.tiers.base import Tier, TierReport
 
 logger = logging.getLogger(__name__)
+
+RECALL_GRACE = 2.0
+"""Seconds by which a tier may be late with what it tells."""
 
 LEAST_CLOSE_SECONDS = 1.0
 """A tier gets at least this long to close, whatever writing took: it may have an index to write."""
@@ -53,6 +56,28 @@ def open_tiers(
         return list(await asyncio.gather(*map(open_one, configs)))
 
     return io.run(open_all())
+
+
+def recall(io: IoLoop, lowers: Sequence[LowerTier], most: int, seconds: float) -> list[Chunk]:
+    """What the tiers hold from earlier, keys and text; all are asked at once. See `Tier.recall`."""
+
+    async def recall_one(lower: LowerTier) -> list[Chunk]:
+        try:
+            return await lower.tier.recall(most, seconds)
+        except Exception:
+            logger.exception("tier %s cannot tell what it holds", lower.name)
+            return []
+
+    async def recall_all() -> list[list[Chunk]]:
+        return list(await asyncio.gather(*map(recall_one, lowers)))
+
+    try:
+        found = io.run(recall_all(), seconds + RECALL_GRACE)
+    except (TimeoutError, RuntimeError):
+        logger.warning("a tier did not tell in time what it holds")
+        return []
+    chunks = {chunk.key: chunk for told in found for chunk in told}
+    return list(chunks.values())[:most]
 
 
 def drain(io: IoLoop, lowers: Sequence[LowerTier], timeout: float) -> bool:

@@ -27,7 +27,7 @@ from tierkv.store.demand import Demand, demand_of
 from tierkv.store.dram import Dram
 from tierkv.store.ghosts import NEVER_SEEN, Ghosts, Why
 from tierkv.store.io_loop import IoLoop
-from tierkv.store.life import close_tiers, drain, open_tiers
+from tierkv.store.life import close_tiers, drain, open_tiers, recall
 from tierkv.store.lower import LowerTier, Where
 from tierkv.store.pins import Pins
 from tierkv.store.report import StoreReport, TierSummary
@@ -181,6 +181,19 @@ class Store:
         drained = self._io is None or drain(self._io, self._lowers, timeout)
         self._apply_done()
         return drained
+
+    def recall(self, most: int, seconds: float) -> list[Chunk]:
+        """What the tiers hold from an earlier run, as far as they can tell its text.
+
+        Blocks, about `seconds` at most: once, between `open` and the first request.
+
+        Args:
+            most: chunks to tell of.
+
+        Returns:
+            Keys and text, the most recently used first.
+        """
+        return recall(self._io, self._lowers, most, seconds) if self._io is not None else []
 
     # -- loading ---------------------------------------------------------------------------------
 

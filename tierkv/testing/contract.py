@@ -492,6 +492,26 @@ class TierContract:
 
         self.run(test)
 
+    def test_only_what_is_held_is_recalled(self) -> None:
+        async def test() -> None:
+            chunks = make_chunks(6, self.layout)
+            async with self.opened() as tier:
+                assert await tier.recall(10, GUARD_SECONDS) == []
+                await self.saved(tier, *chunks)
+                await tier.evict([chunks[1].key])
+            async with self.opened() as tier:
+                recalled = await tier.recall(10, GUARD_SECONDS)
+                assert len({chunk.key for chunk in recalled}) == len(recalled)
+                for chunk in recalled:
+                    assert chunk in chunks
+                    assert await self.presence(tier, chunk.key) is Presence.HIT
+            async with self.opened(NAMESPACE[::-1]) as tier:
+                assert await tier.recall(10, GUARD_SECONDS) == []
+            async with self.opened() as tier:
+                assert len(await tier.recall(2, GUARD_SECONDS)) <= 2
+
+        self.run(test)
+
     def test_a_cleared_tier_is_empty_after_a_restart(self) -> None:
         async def test() -> None:
             chunks = make_chunks(3, self.layout)

@@ -106,6 +106,21 @@ class Tier(ABC):
         Called once, after `open`. Best effort; never raises.
         """
 
+    async def recall(self, most: int, seconds: float) -> list[Chunk]:
+        """Keys and text, without the KV, of what an earlier run left; any-text reuse asks.
+
+        Called at most once, after `open`, before anything is loaded or saved. Only for tiers that
+        can tell; for the others nothing is lost but that. Never raises.
+
+        Args:
+            most: chunks to tell of.
+            seconds: after so long what is known by then is enough.
+
+        Returns:
+            The most recently used first.
+        """
+        return []
+
     @abstractmethod
     def lookup(self, key: bytes) -> Presence:
         """Any thread; O(1); no I/O; never blocks; no side effect."""

@@ -79,6 +79,10 @@ class SlotIndex:
         """READY keys in no particular order. Do not change the index while iterating."""
         return (key for key, slot in self._slots.items() if self._states[slot] == READY)
 
+    def places(self) -> Iterator[tuple[int, bytes]]:
+        """READY slots and their keys, as `keys`."""
+        return ((slot, key) for key, slot in self._slots.items() if self._states[slot] == READY)
+
     def __len__(self) -> int:
         return self._counts[READY]
 

@@ -42,6 +42,8 @@ logger = init_logger(__name__)
 
 GAIN_MEMORY = 0.2
 """Weight of the newest blend in what is known about their speed."""
+RECALL_SECONDS = 3.0
+"""Spent at start on reading the text of what the tiers hold; what is left then is no donor."""
 PROBE_EVERY = 32
 """Blends that would not pay by what is known; each so many is tried anyway: things change."""
 
@@ -161,6 +163,18 @@ class Planner:
     def stored(self, chunks: Sequence[Chunk], first: int, scope: Scope) -> None:
         """These chunks, from number `first` of their chain on, are in DRAM: possible donors."""
         self.donors.add(chunks, first, scope)
+
+    def recall(self, scope: Scope) -> int:
+        """Make donors of what the tiers hold from an earlier run. Blocks: before the first request.
+
+        Args:
+            scope: of requests without a tenant. The others' root is not known yet.
+
+        Returns:
+            How many donors there are now.
+        """
+        found = self._store.recall(self._config.max_donors, RECALL_SECONDS)
+        return self.donors.recall(found, scope)
 
     def reset(self) -> None:
         """Everything cached was forgotten, what was offered too."""

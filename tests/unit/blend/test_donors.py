@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +14,7 @@ from tests.unit.blend.library import CHUNK, NAMESPACE, SCOPE, SEED, Library, ids
 from tierkv.blend import donors as donors_module
 from tierkv.blend.donors import MAX_VARIANTS, DonorIndex
 from tierkv.blend.fingerprints import Fingerprints, Hashes
-from tierkv.keys import Scope, TokenIds
+from tierkv.keys import Chunk, ChunkChain, Scope, TokenIds
 
 
 def found(library: Library, prompt: list[int], scope: Scope = SCOPE) -> dict[int, int]:
@@ -75,6 +77,65 @@ def test_one_text_in_many_contexts_is_kept_a_few_times_the_newest_ones() -> None
     chains = [library.serve(words(10 + i, CHUNK) + piece) for i in range(MAX_VARIANTS + 3)]
     ((_, same),) = list(library.index.hits(ids(piece), 0, SCOPE))
     assert [d.chunk.key for d in same] == [c.chunks[1].key for c in chains[-MAX_VARIANTS:]]
+
+
+def chain(tokens: list[int], scope: Scope = SCOPE, **more: Any) -> list[Chunk]:
+    made = ChunkChain(scope, CHUNK)
+    made.extend(tokens, **more)
+    return made.chunks
+
+
+def recalled(*chains: list[Chunk], max_chunks: int = 100) -> Library:
+    """An index that learns of chains from an earlier run, in that order."""
+    library = Library(max_chunks=max_chunks)
+    library.index.recall([chunk for one in chains for chunk in one], SCOPE)
+    return library
+
+
+@pytest.mark.parametrize("portion", [2, 1000])
+def test_what_an_earlier_run_left_has_its_places(
+    monkeypatch: pytest.MonkeyPatch, portion: int
+) -> None:
+    monkeypatch.setattr(donors_module, "RECALLED", portion)
+    beginning, one, other = words(1, 2 * CHUNK), words(2, 3 * CHUNK), words(3, CHUNK)
+    first, branch = chain(beginning + one), chain(beginning + other)
+    library = recalled(first[::-1], branch[2:])
+    assert len(library.index) == 6
+    places = {
+        at: donor.start
+        for at, donors in library.index.hits(ids(one + other + beginning), 0, SCOPE)
+        for donor in donors
+    }
+    assert places == {0: 128, 64: 192, 128: 256, 192: 128, 256: 0, 320: 64}
+
+
+def test_what_cannot_be_placed_or_is_not_text_alone_is_no_donor() -> None:
+    """A wrong place would turn keys by the wrong angle."""
+    document = words(1, 5 * CHUNK)
+    cut = chain(document)
+    del cut[2]
+    assert found(recalled(cut), document) == {0: 1, 64: 1}
+    assert found(recalled(chain(document, NAMESPACE.scope(salt="x"))), document) == {}
+    library = recalled(chain(document, extras={1: b"an image"}))
+    assert len(library.index) == 4
+    assert found(library, document) == {0: 1, 128: 1, 192: 1, 256: 1}
+    told = chain(document)
+    told[3] = replace(told[3], tokens=told[4].tokens)
+    library = recalled(told)
+    assert len(library.index) == 4
+    assert found(library, document) == {0: 1, 64: 1, 128: 1, 256: 1}
+
+
+def test_of_too_many_the_last_used_are_kept_and_each_counts_once() -> None:
+    documents = [words(seed, 2 * CHUNK) for seed in range(5)]
+    chains = [chain(document) for document in documents]
+    library = recalled(*chains, *chains, max_chunks=5)
+    assert [len(found(library, document)) for document in documents] == [2, 2, 1, 0, 0]
+    library.index.clear()
+    assert library.index.recall(chains[0], SCOPE) == 2
+    assert library.index.recall(chains[0], SCOPE) == 2
+    library.serve(documents[0])
+    assert len(library.index) == 2
 
 
 def test_a_discarded_donor_is_gone_and_its_neighbours_are_not() -> None:

@@ -110,6 +110,7 @@ class Script:
     lookup: Presence | BaseException | None = None
     evict: BaseException | None = None
     open: BaseException | None = None
+    recall: list[Chunk] | BaseException = field(default_factory=list)
     probed: bool = True
     """Before it is, keys are UNKNOWN to `lookup`."""
     probe_tells: bool = True
@@ -132,6 +133,14 @@ class ScriptedTier(Tier):
         if self.script.open is not None:
             raise self.script.open
         return TierReport(recovered_chunks=3, recovered_bytes=300, seconds=0.5, notes=("Noted.",))
+
+    async def recall(self, most: int, seconds: float) -> list[Chunk]:
+        self.script.log.append(("recall", most, seconds))
+        if self.script.hold:
+            await self._gate("recall", None, ())
+        if isinstance(self.script.recall, BaseException):
+            raise self.script.recall
+        return self.script.recall[:most]
 
     def lookup(self, key: bytes) -> Presence:
         if isinstance(self.script.lookup, BaseException):

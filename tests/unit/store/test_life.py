@@ -27,7 +27,7 @@ from tierkv.errors import ConfigError
 from tierkv.keys import Chunk
 from tierkv.pages.layout import SlotLayout
 from tierkv.pages.pool import DramPool
-from tierkv.store import Context, LoadTicket, Store
+from tierkv.store import Context, LoadTicket, Store, life
 from tierkv.store.io_loop import IoLoop
 
 MakeRig = Callable[..., Rig]
@@ -160,6 +160,28 @@ def test_without_a_lower_tier_there_is_no_thread() -> None:
 # Closing
 
 
+def test_what_tiers_hold_from_earlier_is_told_once_each(make_rig: MakeRig) -> None:
+    rig = make_rig(tiers={"near": {}, "far": {}})
+    chunks = chain(5)
+    rig.tiers["near"].script.recall = [chunks[3], chunks[0]]
+    rig.tiers["far"].script.recall = [chunks[0], chunks[4], chunks[1]]
+    assert rig.store.recall(10, 2.0) == [chunks[n] for n in (3, 0, 4, 1)]
+    assert rig.store.recall(3, 2.0) == [chunks[n] for n in (3, 0, 4)]
+    assert rig.tiers["far"].script.log == [("recall", 10, 2.0), ("recall", 3, 2.0)]
+    assert make_rig(tiers={}).store.recall(10, 2.0) == []
+
+
+def test_a_tier_that_cannot_tell_what_it_holds_does_not_keep_the_others_from_it(
+    make_rig: MakeRig, caplog: pytest.LogCaptureFixture
+) -> None:
+    rig, chunks = make_rig(tiers={"near": {}, "far": {}}), chain(2)
+    rig.tiers["near"].script.recall = ValueError("a bug")
+    rig.tiers["far"].script.recall = chunks
+    assert rig.store.recall(10, 2.0) == chunks
+    assert "tier near cannot tell what it holds" in caplog.text
+    assert rig.load(chunks).ready == 0  # and all goes on
+
+
 def test_close_writes_what_is_queued_and_may_be_called_twice(make_rig: MakeRig) -> None:
     rig, chunks = make_rig(), chain(3)
     rig.saved(chunks)
@@ -270,6 +292,10 @@ class Held(ScriptedTier):
         await asyncio.to_thread(self.go.wait, 30)
         return await super().load(chunk, parts)
 
+    async def recall(self, most, seconds):  # type: ignore[no-untyped-def]
+        await asyncio.to_thread(self.go.wait, 30)
+        return await super().recall(most, seconds)
+
     async def save(self, chunk, parts):  # type: ignore[no-untyped-def]
         self.asked.release()
         await asyncio.to_thread(self.go.wait, 30)
@@ -306,6 +332,19 @@ def test_nothing_blocks_while_a_tier_hangs() -> None:
     assert ticket.ready == 4
     verify(store, ticket, chain(4))
     ticket.release()
+    store.close()
+
+
+def test_who_does_not_tell_what_it_holds_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(life, "RECALL_GRACE", 0.0)
+    store, tier = held_store()
+    tier.script.recall = chain(2)
+    assert store.recall(10, 0.0) == []
+    assert "did not tell in time what it holds" in caplog.text
+    tier.go.set()
+    assert store.recall(10, 60.0) == chain(2)
     store.close()
 
 

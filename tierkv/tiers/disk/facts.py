@@ -81,6 +81,10 @@ class SlotFacts:
         self._last_stamp = max(self._wall_ns(), self._last_stamp + 1)
         self._used[slot] = self._last_stamp
 
+    def by_use(self, slots: Iterable[int]) -> list[int]:
+        """These slots, the one that was used last first."""
+        return sorted(slots, key=self._used.__getitem__, reverse=True)
+
     def cleared(self, slots: Iterable[int]) -> None:
         """The entries of these slots are empty."""
         for slot in slots:

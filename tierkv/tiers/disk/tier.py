@@ -43,6 +43,9 @@ USED_EVERY = 60.0
 FLOOR_EVERY = 1.0
 """Seconds between two looks at the free space of the file system, while chunks are saved."""
 
+RECALLED = 64
+"""Headers that one thread reads before `recall` looks at the clock."""
+
 CLOSE_TIMEOUT = 10.0
 """Seconds that `close` waits for calls that hang in the kernel."""
 
@@ -136,6 +139,21 @@ class DiskTier(Tier):
 
     async def describe(self, about: Mapping[str, str]) -> None:
         await self._threads.call(self._volume.write_about, about)
+
+    @_operation
+    async def recall(self, most: int, seconds: float) -> list[Chunk]:
+        end = self._clock() + seconds
+        held = dict(self._index.places())
+        left = [(slot, held[slot]) for slot in self._facts.by_use(held)[:most]]
+        found: list[Chunk] = []
+        while left and self._is_open and self._clock() < end:
+            calls = []
+            for _ in range(self._config.io_threads):
+                now, left = left[:RECALLED], left[RECALLED:]
+                calls.append(self._threads.call(self._volume.texts, now))
+            for chunks in await asyncio.gather(*calls):
+                found += chunks
+        return found
 
     def _adopt(self, found: Recovery) -> None:
         capacity = self._volume.most_slots

@@ -31,7 +31,7 @@ from tierkv.pages.layout import ALIGNMENT, SlotLayout, align_up
 from tierkv.record import RecordFormat, checksum
 from tierkv.tiers.disk.directory import ABOUT, SLAB, TABLE, Directory
 from tierkv.tiers.disk.facts import Stored
-from tierkv.tiers.disk.io import aligned_buffer, is_aligned, read_full, write_full
+from tierkv.tiers.disk.io import EndOfFileError, aligned_buffer, is_aligned, read_full, write_full
 from tierkv.tiers.disk.recover import Files, Recovery, open_files, recover
 from tierkv.tiers.disk.space import Space
 from tierkv.tiers.disk.table import EMPTY, ENTRY_BYTES, PAGE_BYTES, pack_entry
@@ -170,6 +170,21 @@ class Volume:
         if not in_place:
             codec_by_id(expected.codec_id).decode(stored[0], parts)
         return len(header) + expected.stored_bytes
+
+    def texts(self, places: Iterable[tuple[int, bytes]]) -> list[Chunk]:
+        """Keys and text of the chunks in these slots, without their KV.
+
+        Left out are those that cannot be read: loading them would tell, and forget them.
+
+        Args:
+            places: slot, and the key that it holds.
+        """
+        header, chunks = self._scratch.header, []
+        for slot, key in places:
+            with contextlib.suppress(FormatError, EndOfFileError, OSError):
+                read_full(self._slab_fd, [header], self._offset(slot), step=self._step)
+                chunks.append(self._record.chunk(header, key))
+        return chunks
 
     def write(
         self,

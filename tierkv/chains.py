@@ -11,10 +11,23 @@ Pure functions over values.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from typing import Protocol, TypeVar
 
-from tierkv.inventory.base import StoredChunk
 from tierkv.keys import Scope
+
+
+class Linked(Protocol):
+    """A chunk, as far as its chain is concerned."""
+
+    @property
+    def key(self) -> bytes: ...
+
+    @property
+    def parent(self) -> bytes: ...
+
+
+C = TypeVar("C", bound=Linked)
 
 
 def tenant_root(namespace: str, tenant: str, secret: bytes) -> bytes:
@@ -29,15 +42,14 @@ def tenant_root(namespace: str, tenant: str, secret: bytes) -> bytes:
     return Scope(bytes.fromhex(namespace), secret, fields).root
 
 
-def below(root: bytes, chunks: Iterable[StoredChunk]) -> list[StoredChunk]:
-    """The chunks whose chain leads back to `root`, parents first."""
-    children: dict[bytes, list[StoredChunk]] = {}
+def below(root: bytes, chunks: Iterable[C]) -> Iterator[tuple[int, C]]:
+    """The chunks whose chain leads back to `root`, parents first, each with its number in it."""
+    children: dict[bytes, list[C]] = {}
     for chunk in chunks:
         children.setdefault(chunk.parent, []).append(chunk)
-    found: list[StoredChunk] = []
-    parents = [root]
+    parents = [(0, root)]
     while parents:
-        level = children.pop(parents.pop(), [])
-        found += level
-        parents += [chunk.key for chunk in level]
-    return found
+        number, parent = parents.pop()
+        for chunk in children.pop(parent, []):
+            yield number, chunk
+            parents.append((number + 1, chunk.key))
