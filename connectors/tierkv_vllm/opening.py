@@ -109,9 +109,7 @@ def _blend(
     logger.info("TierKV: any-text reuse: %s", config.mode)
     donors = planner.recall(namespace.scope())
     if recovered:
-        logger.info(
-            "TierKV: %d of the %d chunks recovered can be reused anywhere", donors, recovered
-        )
+        logger.info("TierKV: %d of %d recovered chunks can be reused anywhere", donors, recovered)
 
 
 def start_up_lines(report: StoreReport, layout: SlotLayout, save: str) -> list[str]:
