@@ -107,7 +107,11 @@ def _blend(
     )
     side.blend_with(planner)
     logger.info("TierKV: any-text reuse: %s", config.mode)
-    donors = planner.recall(namespace.scope())
+    try:
+        donors = planner.recall(namespace.scope())
+    except Exception:
+        logger.exception("TierKV: what the tiers hold from earlier is not reused anywhere")
+        return
     if recovered:
         logger.info("TierKV: %d of %d recovered chunks can be reused anywhere", donors, recovered)
 

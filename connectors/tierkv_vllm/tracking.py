@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from tierkv.keys import ChunkChain
+from tierkv.keys import Chunk, ChunkChain
 from tierkv.telemetry.requests import Part, RequestLog, RequestRecord
 from tierkv_vllm.options import RequestOptions
 
@@ -113,6 +114,14 @@ class TrackedRequest:
     def may_save(self) -> bool:
         allowed = self.declined in (None, Declined.NO_READ) and self.options.save
         return allowed and not self.stale
+
+    @property
+    def leased(self) -> Sequence[Chunk]:
+        """Chunks of its exact beginning that its claim holds in DRAM."""
+        if self.claim is None:
+            return ()
+        first = self.claim.first_chunk
+        return self.chain.chunks[first : first + self.claim.ticket.ready]
 
     def extend(self) -> None:
         """Bring the chain up to the tokens known now."""

@@ -7,6 +7,7 @@ See `blending.py`: approximate bytes that reach somebody else fail the rig's own
 from __future__ import annotations
 
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -29,6 +30,7 @@ from tests.scheduler.conftest import dram_and_disk, text
 from tests.scheduler.rig import HEAD_SIZE, kv_of, prefix_states
 from tests.scheduler.test_reuse import idle
 from tests.scheduler.test_ways_out import step_until
+from tierkv.store import Store
 
 
 def restarted(make_blend: MakeRig, path: Path, *prompts: list[int], **options: object) -> BlendRig:
@@ -78,6 +80,37 @@ def test_what_lost_its_beginning_on_disk_is_not_reused(make_blend: MakeRig, tmp_
     rig.generate("second", SECOND)
     assert served(rig) == 0
     assert refused(rig) == {"no_match": 1}
+
+
+def test_documents_that_are_only_reused_are_not_forgotten_first(
+    make_blend: MakeRig, tmp_path: Path
+) -> None:
+    """On disk their time of use counts: what was used last is recalled first, and evicted last."""
+    config = dram_and_disk(tmp_path / "kv")
+    first = make_blend(config)
+    first.generate("first", FIRST, params=OFF)
+    chain = list(first.planner.donors._by_key)
+    first.generate("other", text(933, 400), params=OFF)
+    assert first.connector._scheduler.store.drain()
+    first.generate("second", SECOND)
+    assert served(first) == 1
+    first.close()
+    second = make_blend(config)
+    recalled = list(second.planner.donors._by_key)
+    # The last used last; of a chain that is its beginning, on which the places of the rest depend.
+    assert recalled[-6:] == chain[::-1]
+
+
+def test_an_engine_starts_without_donors_if_they_cannot_be_told(
+    make_blend: MakeRig, caplog: pytest.LogCaptureFixture
+) -> None:
+    with mock.patch.object(Store, "recall", side_effect=RuntimeError("on purpose")):
+        rig = make_blend()
+    assert "what the tiers hold from earlier is not reused anywhere" in caplog.text
+    rig.generate("first", FIRST)
+    rig.generate("second", SECOND)
+    assert served(rig) == 1
+    idle(rig)
 
 
 def test_a_tenant_s_text_is_nobody_s_after_a_restart(make_blend: MakeRig, tmp_path: Path) -> None:

@@ -12,11 +12,11 @@ from unittest import mock
 
 import pytest
 
-from tests.scheduler.blend_kit import OFF, SECOND, A, B, MakeRig, refused, served
+from tests.scheduler.blend_kit import OFF, SECOND, A, B, MakeRig, counted, refused, served
 from tests.scheduler.blending import BlendRig
 from tests.scheduler.conftest import dram_and_disk, text
 from tests.scheduler.rig import expected_output
-from tests.scheduler.test_reuse import idle
+from tests.scheduler.test_reuse import forget_engine_cache, idle
 from tests.scheduler.test_ways_out import step_until
 from tierkv.store import LoadTicket, tickets
 
@@ -37,13 +37,13 @@ class Full:
         for name, prompt in (("ab", A + B), ("cd", C + D), ("filler", FILLER)):
             self.rig.generate(name, prompt + text(916, 30), params=OFF)
             assert self.store.drain()
+        forget_engine_cache(self.rig)
+        # Six chunks of A and B, six of C and D, the filler's.
+        self.stored = [donor.chunk for donor in self.rig.planner.donors._by_key.values()]
 
     def hold(self, count: int) -> LoadTicket:
         """Lease the first chunks of the filler."""
-        donors = [one.chunk for one in self.rig.planner.donors._by_key.values()]
-        chunks = [chunk for chunk in donors if self.store._dram.index.get(chunk.key) is not None]
-        assert len(chunks) == 16
-        ticket = self.store.load(chunks[:count])
+        ticket = self.store.load(self.stored[-16:][:count])
         assert ticket.poll()
         assert ticket.ready == count
         return ticket
@@ -105,6 +105,78 @@ def test_slots_that_a_claim_has_yet_to_take_are_no_room(full: Full) -> None:
     rig.run()
     assert served(rig) == 1
     held.release()
+    idle(rig)
+
+
+def test_a_prompt_whose_own_beginning_is_in_its_way_waits_for_nobody(full: Full) -> None:
+    rig = full.rig
+    # Five slots for what is exact and twelve for donors, of sixteen.
+    rig.generate("all", FILLER[:320] + text(925, 10) + SECOND[40:440] + OTHER[40:])
+    assert refused(rig) == {"memory": 1}
+    assert counted(rig)["hit", "dram"] == 320
+    idle(rig)
+
+
+def test_who_has_waited_in_vain_lets_the_next_one_go(make_blend: MakeRig, tmp_path: Path) -> None:
+    full = Full(make_blend, tmp_path, deadline="1ms")
+    rig, held = full.rig, full.hold(12)
+    less = text(923, 10) + C[:128] + text(924, 20)
+    rig.add("second", SECOND, 4)
+    rig.step()
+    with mock.patch.object(rig.planner, "_patience", 300.0):
+        rig.add("less", less, 4)
+        rig.step()
+    assert list(rig.planner._room._line) == ["second", "less"]
+    waiting = rig.connector._scheduler._requests["second"]
+    while rig.planner.offer(waiting, 0) is True:
+        pass
+    # At once, whenever vLLM admits it.
+    assert list(rig.planner._room._line) == ["less"]
+    with mock.patch.object(rig.planner, "_patience", 300.0):
+        rig.run()
+    assert refused(rig) == {"gone": 1}
+    assert rig.outputs["less"] == expected_output(less, 4)
+    assert served(rig) == 1
+    held.release()
+    idle(rig)
+
+
+def test_whose_donors_have_come_meanwhile_need_not_wait_for_the_first(full: Full) -> None:
+    rig, held = full.rig, full.hold(12)
+    less = text(923, 10) + C[:128] + text(924, 20)
+    rig.add("second", SECOND, 4)
+    rig.step()
+    rig.add("less", less, 4)
+    rig.step()
+    assert full.taken() == (12, 0)
+    brought = full.store.load(full.stored[6:8])
+    step_until(rig, brought.poll, 1_000_000)
+    step_until(rig, lambda: "less" in rig.finished)
+    assert served(rig) == 1
+    assert "second" not in rig.running
+    brought.release()
+    held.release()
+    rig.run()
+    assert served(rig) == 2
+    idle(rig)
+
+
+def test_who_finds_more_of_its_beginning_keeps_its_place(full: Full) -> None:
+    rig, held = full.rig, full.hold(12)
+    rig.add("second", SECOND, 4)
+    rig.add("other", OTHER, 4)
+    rig.step()
+    asked_at = rig.planner._queries["second"].asked_at
+    rig.add("beginning", SECOND[:40], 4)
+    step_until(rig, lambda: "beginning" in rig.finished)
+    rig.step()
+    # Two blocks of it are in vLLM's own cache now.
+    assert rig.planner._queries["second"].exact == 32
+    assert rig.planner._queries["second"].asked_at == asked_at
+    assert list(rig.planner._room._line) == ["second", "other"]
+    held.release()
+    rig.run()
+    assert served(rig) == 2
     idle(rig)
 
 

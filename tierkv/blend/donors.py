@@ -33,7 +33,7 @@ MAX_VARIANTS = 4
 FILTER_SLOTS_PER_CHUNK = 32
 """Of the filter in front of the index: about 3 % of the windows that match nothing pass it."""
 _MIN_FILTER_BITS = 16
-RECALLED = 1024
+HASHED = 1024
 """Chunks that are hashed at once: 64 times as many positions make a few MiB of arrays."""
 
 
@@ -105,22 +105,19 @@ class DonorIndex:
             for key, chunk in told.items()
             if key in numbers and scope.chunk_key(chunk.parent, chunk.tokens) == key
         ]
-        for at in range(0, len(known), RECALLED):
-            portion = known[at : at + RECALLED]
+        for at in range(0, len(known), HASHED):
+            portion = known[at : at + HASHED]
             self._insert(portion, [numbers[chunk.key] for chunk in portion], scope)
         return len(self)
 
     def _insert(self, chunks: Sequence[Chunk], numbers: Sequence[int], scope: Scope) -> None:
         size = self.chunk_tokens
-        new = []
-        for chunk, number in zip(chunks, numbers, strict=True):
+        text = np.frombuffer(b"".join(chunk.tokens for chunk in chunks), "<i4")
+        prints = (self._fingerprints.of(text)[::size] ^ _salt(scope)).tolist()
+        for chunk, number, fingerprint in zip(chunks, numbers, prints, strict=True):
             if chunk.key in self._by_key:
                 self._by_key.move_to_end(chunk.key)
-            else:
-                new.append((chunk, number))
-        text = np.frombuffer(b"".join(chunk.tokens for chunk, _ in new), "<i4")
-        prints = (self._fingerprints.of(text)[::size] ^ _salt(scope)).tolist()
-        for (chunk, number), fingerprint in zip(new, prints, strict=True):
+                continue
             tokens = np.frombuffer(chunk.tokens, "<i4")
             donor = Donor(chunk, number * size, tokens, fingerprint)
             variants = self._by_print.setdefault(fingerprint, [])
@@ -188,6 +185,15 @@ class DonorIndex:
     def before(self, donor: Donor) -> Donor | None:
         """The donor right before this one in its context."""
         return self._by_key.get(donor.chunk.parent)
+
+    def context(self, donor: Donor) -> list[Donor]:
+        """The donors before this one in its context, as far back as they are known; first first."""
+        found: list[Donor] = []
+        before = self.before(donor)
+        while before is not None:
+            found.append(before)
+            before = self.before(before)
+        return found[::-1]
 
     def used(self, donor: Donor) -> None:
         """It was of use: keep it longer."""

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from tierkv.config.base import Count, Model
-from tierkv.config.units import Size
+from tierkv.config.units import Duration, Size
 
 
 def _off(value: Any) -> Any:
@@ -82,6 +82,12 @@ class BlendConfig(Model):
         le=1 << 26,
         description="Chunks that are remembered as donors; each takes about 1 KiB of memory and 4 "
         "bytes a token",
+    )
+    recall_deadline: Duration = Field(
+        3.0,
+        ge=0,
+        description="Time spent at start on reading the text of chunks that are on disk, the last "
+        "used first, so that they are reused anywhere at once. 0: none",
     )
     shadow: float = Field(
         0.0,

@@ -9,10 +9,11 @@ Threads and ownership. Owned by the Store's scheduler thread; no lock; looks onl
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from dataclasses import dataclass
 
 from tierkv.store.dram import Dram
+from tierkv.store.pins import Pins
 from tierkv.tiers.slot_index import READY
 
 
@@ -21,32 +22,40 @@ class Demand:
     """In slots of the DRAM tier.
 
     Attributes:
-        reads: to be filled from lower tiers; what is being filled already does not count.
-        room: free for that now, or evictable and not wanted itself.
-        most: `room` if nobody held anything but what is pinned.
+        missing: keys that are to be read from lower tiers; what is being read already is not.
+        room: slots for that now: free, or evictable and not wanted itself.
+        most: the same if nobody else held anything but what is pinned.
     """
 
-    reads: int
+    missing: tuple[bytes, ...]
     room: int
     most: int
 
+    @property
+    def reads(self) -> int:
+        """Slots that it would fill."""
+        return len(self.missing)
 
-def demand_of(keys: Iterable[bytes], dram: Dram, pinned: int) -> Demand:
-    """About 0.3 µs a key.
+
+def demand_of(wanted: Set[bytes], own: Iterable[bytes], dram: Dram, pins: Pins) -> Demand:
+    """About 0.5 µs a key.
 
     Args:
-        keys: of the wanted chunks; repeated ones count once.
-        pinned: slots that are pinned.
+        wanted: keys of the chunks to be loaded.
+        own: of chunks that the caller has leased and keeps.
     """
     index = dram.index
-    reads = ready = idle = 0
-    for key in set(keys):
+    missing = []
+    ready = idle = pinned = 0
+    for key in wanted:
         slot = index.find(key)
         if slot is None:
-            reads += 1
+            missing.append(key)
         elif index.state(slot) == READY:
             ready += 1
             idle += not index.leases(slot)
+            pinned += key in pins
+    kept = ready + len(pins) - pinned
+    kept += sum(1 for key in own if key not in wanted and key not in pins)
     room = index.free + index.evictable - idle
-    # Of the wanted ones that are leased some may be the pinned ones: then `most` is not all.
-    return Demand(reads, room, max(room, dram.pool.slots - pinned - ready))
+    return Demand(tuple(missing), room, dram.pool.slots - kept)

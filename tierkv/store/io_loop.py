@@ -78,7 +78,7 @@ class IoLoop:
             self.done.put(errand)
 
     def run(self, coroutine: Coroutine[Any, Any, T], timeout: float | None = None) -> T:
-        """Run a coroutine on the loop and wait for it. Blocks: for open and close only.
+        """Run a coroutine on the loop and wait for it. Blocks: for the ends of a Store's life only.
 
         Raises:
             TimeoutError: it was not done in time; it is told to stop.

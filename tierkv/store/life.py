@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Opening, draining and closing the tiers below DRAM: the Store's only blocking calls.
+"""Opening, recalling, draining and closing the tiers below DRAM: what blocks in the Store.
 
 Threads and ownership. Called on the Store's scheduler thread, which waits; the coroutines run on
 the I/O loop.
@@ -11,6 +11,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
+from concurrent.futures import CancelledError
 
 from tierkv.config.models import LowerTierConfig
 from tierkv.errors import ConfigError, TierError
@@ -68,16 +69,24 @@ def recall(io: IoLoop, lowers: Sequence[LowerTier], most: int, seconds: float) -
             logger.exception("tier %s cannot tell what it holds", lower.name)
             return []
 
-    async def recall_all() -> list[list[Chunk]]:
-        return list(await asyncio.gather(*map(recall_one, lowers)))
+    async def recall_all() -> list[Chunk]:
+        told = [asyncio.create_task(recall_one(lower)) for lower in lowers]
+        _, late = await asyncio.wait(told, timeout=seconds + RECALL_GRACE)
+        for lower, task in zip(lowers, told, strict=True):
+            if task in late:
+                logger.warning("tier %s did not tell in time what it holds", lower.name)
+                task.cancel()
+        heard = [task.result() for task in told if task.done() and not task.cancelled()]
+        return [chunk for chunks in heard for chunk in chunks]
 
-    try:
-        found = io.run(recall_all(), seconds + RECALL_GRACE)
-    except (TimeoutError, RuntimeError):
-        logger.warning("a tier did not tell in time what it holds")
+    if not lowers:
         return []
-    chunks = {chunk.key: chunk for told in found for chunk in told}
-    return list(chunks.values())[:most]
+    try:
+        found = io.run(recall_all(), seconds + 2 * RECALL_GRACE)
+    except (TimeoutError, RuntimeError, CancelledError):
+        logger.warning("the I/O loop did not tell what the tiers hold")
+        return []
+    return list({chunk.key: chunk for chunk in found}.values())[:most]
 
 
 def drain(io: IoLoop, lowers: Sequence[LowerTier], timeout: float) -> bool:

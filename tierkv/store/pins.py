@@ -26,6 +26,9 @@ class Pins:
     def __len__(self) -> int:
         return len(self._slots)
 
+    def __contains__(self, key: bytes) -> bool:
+        return key in self._slots
+
     def pin(self, keys: Iterable[bytes]) -> int:
         """Keep those that are in DRAM now, up to the bound; how many of `keys` are pinned then."""
         pinned = 0

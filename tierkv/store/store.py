@@ -2,12 +2,12 @@
 """The Store: knows what is where and decides what is loaded, saved, moved and forgotten.
 
 **Threads and ownership.** Scheduler thread: everything here; all methods are called from that one
-thread, and none but `open` and `close` blocks or does I/O. I/O loop thread: the coroutines of the
-tiers below DRAM. Crossing: jobs, handed over through a lane's queue and back through the loop's
-`done` queue, which `poll` drains. So the index has one owner and there is no lock. The thread is
-started by `open`, if there is a lower tier, and ended by `close`, which waits at most about its
-timeout and may be called twice. If it dies, the lower tiers are unavailable and the engine goes on
-with DRAM.
+thread, and none but `open`, `recall`, `drain` and `close` blocks or does I/O. I/O loop thread: the
+coroutines of the tiers below DRAM. Crossing: jobs, handed over through a lane's queue and back
+through the loop's `done` queue, which `poll` drains. So the index has one owner and there is no
+lock. The thread is started by `open`, if there is a lower tier, and ended by `close`, which waits
+at most about its timeout and may be called twice. If it dies, the lower tiers are unavailable and
+the engine goes on with DRAM.
 """
 
 from __future__ import annotations
@@ -191,7 +191,7 @@ class Store:
             most: chunks to tell of.
 
         Returns:
-            Keys and text, the most recently used first.
+            Keys and text, a tier's most recently used first.
         """
         return recall(self._io, self._lowers, most, seconds) if self._io is not None else []
 
@@ -247,9 +247,25 @@ class Store:
             self._reused.add(chunks, len(found.leased))
         return ticket
 
-    def demand(self, chunks: Iterable[Chunk]) -> Demand:
-        """What a `load` of these would take of DRAM; nothing is held. About 0.5 µs a chunk."""
-        return demand_of((chunk.key for chunk in chunks), self._dram, len(self._pins))
+    def load_all(self, chains: Sequence[Sequence[Chunk]]) -> list[LoadTicket]:
+        """`load` of several parts of chains: what is read for one does not evict another's."""
+        index = self._dram.index
+        slots = [index.get(chunk.key) for chunks in chains for chunk in chunks]
+        held = [slot for slot in slots if slot is not None]
+        for slot in held:
+            index.lease(slot)
+        tickets = [self.load(chunks) for chunks in chains]
+        self._runs.let_go(held)
+        return tickets
+
+    def demand(self, chunks: Iterable[Chunk], own: Iterable[Chunk] = ()) -> Demand:
+        """What a `load` of these would take of DRAM; nothing is held. About 0.5 µs a chunk.
+
+        Args:
+            own: chunks that the caller has leased and keeps.
+        """
+        wanted = {chunk.key for chunk in chunks}
+        return demand_of(wanted, (chunk.key for chunk in own), self._dram, self._pins)
 
     def why_missing(self, chunks: Sequence[Chunk]) -> list[Why]:
         """Why each of these was not found; the first of them is where a run of hits ended.

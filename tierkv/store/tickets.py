@@ -55,6 +55,11 @@ class LoadTicket:
         """Leading chunks that are leased and verified in DRAM."""
         return len(self.slots)
 
+    @property
+    def unclaimed(self) -> int:
+        """Wanted chunks that it neither holds nor waits for yet."""
+        return 0 if self._settled else len(self._chunks) - self._frontier
+
     def begin(self) -> Extension:
         """Look up, lease and start. Called once, by the Store; returns what was found, to count."""
         found = self._extend()

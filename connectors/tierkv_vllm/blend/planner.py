@@ -31,7 +31,7 @@ from tierkv.config.blend import BlendConfig
 from tierkv.keys import Chunk, Scope
 from tierkv.store import LoadTicket, Store
 from tierkv_vllm.blend.messages import BlendJob, BlendNews, BlendOrders
-from tierkv_vllm.blend.room import Room
+from tierkv_vllm.blend.room import Answer, Room
 from tierkv_vllm.blend.taint import Taint
 from tierkv_vllm.messages import CopyOps
 
@@ -42,8 +42,6 @@ logger = init_logger(__name__)
 
 GAIN_MEMORY = 0.2
 """Weight of the newest blend in what is known about their speed."""
-RECALL_SECONDS = 3.0
-"""Spent at start on reading the text of what the tiers hold; what is left then is no donor."""
 PROBE_EVERY = 32
 """Blends that would not pay by what is known; each so many is tried anyway: things change."""
 
@@ -173,7 +171,7 @@ class Planner:
         Returns:
             How many donors there are now.
         """
-        found = self._store.recall(self._config.max_donors, RECALL_SECONDS)
+        found = self._store.recall(self._config.max_donors, self._config.recall_deadline)
         return self.donors.recall(found, scope)
 
     def reset(self) -> None:
@@ -194,11 +192,9 @@ class Planner:
         request_id = tracked.request.request_id
         query = self._queries.get(request_id)
         if query is None or query.exact != exact:
-            self.forget(request_id)
-            query = _Query(exact, self._store.context.clock(), self._plan(tracked, exact))
-            self._queries[request_id] = query
+            query = self._queries[request_id] = self._asked(tracked, exact, query)
         if query.plan is not None and query.claim is None:
-            self._claim(request_id, query)
+            self._claim(tracked, query)
         if query.plan is None:
             return None
         if query.claim is None:
@@ -211,16 +207,24 @@ class Planner:
             return True
         return query.claim
 
-    def _claim(self, request_id: str, query: _Query) -> None:
+    def _asked(self, tracked: TrackedRequest, exact: int, before: _Query | None) -> _Query:
+        """A new question; one that was asked before with another beginning keeps its place."""
+        plan = self._plan(tracked, exact)
+        asked_at = self._store.context.clock() if before is None else before.asked_at
+        if plan is None or (before is not None and before.claim is not None):
+            self.forget(tracked.request.request_id)
+        return _Query(exact, asked_at, plan)
+
+    def _claim(self, tracked: TrackedRequest, query: _Query) -> None:
         """Lease the donors and begin to read the others, once there is room for them."""
-        plan = query.plan
+        plan, request_id = query.plan, tracked.request.request_id
         assert plan is not None
-        room = self._room.ask(request_id, plan.chunks())
-        if room:
-            tickets = [self._store.load([one.chunk for one in run.donors]) for run in plan.runs]
-            query.claim = BlendClaim(plan, tickets)
-            self._room.begun(request_id, plan.chunks())
-        elif room is None:
+        answer = self._room.ask(request_id, plan.chunks, tracked.leased)
+        if answer is Answer.NOW:
+            chains = [[donor.chunk for donor in run.donors] for run in plan.runs]
+            query.claim = BlendClaim(plan, self._store.load_all(chains))
+            self._room.granted(request_id, query.claim.tickets)
+        elif answer is Answer.NEVER:
             self._give_up(request_id, query, Refusal.MEMORY)
         elif self._store.context.clock() >= query.asked_at + self._patience:
             self._give_up(request_id, query, Refusal.GONE)
@@ -412,6 +416,7 @@ class Planner:
             if tracked.chain.chunks:
                 self._repeats.served(tracked.chain.chunks[-1].key)
             plan = job.claim.plan
+            self._touch(plan)
             self._counters.add("tierkv_blend_tokens_total", plan.reused, kind="reused")
             self._counters.add("tierkv_blend_tokens_total", plan.recomputed, kind="recomputed")
             return job.claim
@@ -421,6 +426,14 @@ class Planner:
             tracked.taint.lift(tracked.request)
             tracked.taint = None
         return job.claim
+
+    def _touch(self, plan: BlendPlan) -> None:
+        """Keep what was of use, with its context: after a restart its place follows from that."""
+        used: dict[bytes, Chunk] = {}
+        for run in plan.runs:
+            donors = [*self.donors.context(run.donors[0]), *run.donors]
+            used |= {donor.chunk.key: donor.chunk for donor in donors}
+        self._store.touch(list(used.values()))
 
     @property
     def busy(self) -> bool:

@@ -96,7 +96,7 @@ def recalled(*chains: list[Chunk], max_chunks: int = 100) -> Library:
 def test_what_an_earlier_run_left_has_its_places(
     monkeypatch: pytest.MonkeyPatch, portion: int
 ) -> None:
-    monkeypatch.setattr(donors_module, "RECALLED", portion)
+    monkeypatch.setattr(donors_module, "HASHED", portion)
     beginning, one, other = words(1, 2 * CHUNK), words(2, 3 * CHUNK), words(3, CHUNK)
     first, branch = chain(beginning + one), chain(beginning + other)
     library = recalled(first[::-1], branch[2:])
@@ -136,6 +136,28 @@ def test_of_too_many_the_last_used_are_kept_and_each_counts_once() -> None:
     assert library.index.recall(chains[0], SCOPE) == 2
     library.serve(documents[0])
     assert len(library.index) == 2
+
+
+def test_a_donor_that_another_of_the_same_call_pushes_out_comes_back() -> None:
+    library = Library()
+    twice = chain(words(1, CHUNK) * 2)
+    library.index.add(twice[1:], 1, SCOPE)
+    for seed in range(2, MAX_VARIANTS + 1):
+        library.index.add(chain(words(seed, CHUNK) + words(1, CHUNK))[1:], 1, SCOPE)
+    library.index.add(twice, 0, SCOPE)
+    ((_, same),) = list(library.index.hits(ids(words(1, CHUNK)), 0, SCOPE))
+    assert [donor.chunk.key for donor in same][-2:] == [chunk.key for chunk in twice]
+
+
+def test_a_donor_s_context_goes_back_as_far_as_it_is_known() -> None:
+    library = Library()
+    chunks = library.serve(words(1, 5 * CHUNK)).chunks
+    last = library.index._by_key[chunks[4].key]
+    assert [donor.chunk.key for donor in library.index.context(last)] == [
+        chunk.key for chunk in chunks[:4]
+    ]
+    library.index.discard(chunks[1].key)
+    assert [donor.start for donor in library.index.context(last)] == [2 * CHUNK, 3 * CHUNK]
 
 
 def test_a_discarded_donor_is_gone_and_its_neighbours_are_not() -> None:

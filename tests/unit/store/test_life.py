@@ -157,7 +157,7 @@ def test_without_a_lower_tier_there_is_no_thread() -> None:
     store.close()
 
 
-# Closing
+# What is there from earlier
 
 
 def test_what_tiers_hold_from_earlier_is_told_once_each(make_rig: MakeRig) -> None:
@@ -175,11 +175,15 @@ def test_a_tier_that_cannot_tell_what_it_holds_does_not_keep_the_others_from_it(
     make_rig: MakeRig, caplog: pytest.LogCaptureFixture
 ) -> None:
     rig, chunks = make_rig(tiers={"near": {}, "far": {}}), chain(2)
-    rig.tiers["near"].script.recall = ValueError("a bug")
     rig.tiers["far"].script.recall = chunks
-    assert rig.store.recall(10, 2.0) == chunks
+    for bug in (ValueError("a bug"), asyncio.CancelledError()):
+        rig.tiers["near"].script.recall = bug
+        assert rig.store.recall(10, 2.0) == chunks
     assert "tier near cannot tell what it holds" in caplog.text
     assert rig.load(chunks).ready == 0  # and all goes on
+
+
+# Closing
 
 
 def test_close_writes_what_is_queued_and_may_be_called_twice(make_rig: MakeRig) -> None:
@@ -338,13 +342,23 @@ def test_nothing_blocks_while_a_tier_hangs() -> None:
 def test_who_does_not_tell_what_it_holds_is_not_waited_for(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(life, "RECALL_GRACE", 0.0)
+    monkeypatch.setattr(life, "RECALL_GRACE", 0.05)
     store, tier = held_store()
     tier.script.recall = chain(2)
     assert store.recall(10, 0.0) == []
-    assert "did not tell in time what it holds" in caplog.text
+    assert "tier disk did not tell in time what it holds" in caplog.text
     tier.go.set()
     assert store.recall(10, 60.0) == chain(2)
+    store.close()
+
+
+def test_if_the_loop_dies_while_it_asks_nothing_is_known(caplog: pytest.LogCaptureFixture) -> None:
+    store, tier = held_store()
+    tier.go.set()
+    tier.script.recall = SystemExit("a tier did something very bad")
+    assert store.recall(10, 60.0) == []
+    assert "the I/O loop did not tell what the tiers hold" in caplog.text
+    save(store, chain(2))  # DRAM goes on as ever
     store.close()
 
 

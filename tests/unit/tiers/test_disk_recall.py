@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import os
 from pathlib import Path
@@ -94,9 +95,23 @@ def test_when_time_is_up_what_is_known_by_then_is_told(many: DiskConfig) -> None
     def clock() -> float:
         return float(next(seconds))
 
-    # One second passes with every look at the clock: time for two portions of two threads.
-    assert recalled(many, 1000, 2.5, clock=clock) == MANY[::-1][: 4 * RECALLED]
+    # One second passes with every look at the clock: one before each header, one before each
+    # portion of 64, and one at the beginning.
+    one_thread = many.model_copy(update={"io_threads": 1})
+    assert recalled(one_thread, 1000, 100.5, clock=clock) == MANY[::-1][:98]
     assert recalled(many, seconds=0.0) == []
+
+
+def test_closing_ends_it_and_waits_for_its_threads(many: DiskConfig) -> None:
+    async def test() -> list[Chunk]:
+        tier, _ = await opened(many)
+        recalling = asyncio.create_task(tier.recall(1000, 60.0))
+        await asyncio.sleep(0)
+        await tier.close()
+        return await recalling
+
+    # Two threads had begun a portion each.
+    assert run(test) == MANY[::-1][: 2 * RECALLED]
 
 
 def test_headers_that_are_damaged_or_of_another_chunk_are_left_out(tmp_path: Path) -> None:

@@ -83,7 +83,9 @@ class SlotFacts:
 
     def by_use(self, slots: Iterable[int]) -> list[int]:
         """These slots, the one that was used last first."""
-        return sorted(slots, key=self._used.__getitem__, reverse=True)
+        those = np.fromiter(slots, np.int64)
+        order: list[int] = those[np.argsort(self._used[those])[::-1]].tolist()
+        return order
 
     def cleared(self, slots: Iterable[int]) -> None:
         """The entries of these slots are empty."""

@@ -44,7 +44,7 @@ FLOOR_EVERY = 1.0
 """Seconds between two looks at the free space of the file system, while chunks are saved."""
 
 RECALLED = 64
-"""Headers that one thread reads before `recall` looks at the clock."""
+"""Headers that one thread reads at a time in `recall`."""
 
 CLOSE_TIMEOUT = 10.0
 """Seconds that `close` waits for calls that hang in the kernel."""
@@ -144,13 +144,21 @@ class DiskTier(Tier):
     async def recall(self, most: int, seconds: float) -> list[Chunk]:
         end = self._clock() + seconds
         held = dict(self._index.places())
-        left = [(slot, held[slot]) for slot in self._facts.by_use(held)[:most]]
+        order = self._facts.by_use(held)[:most]
         found: list[Chunk] = []
-        while left and self._is_open and self._clock() < end:
-            calls = []
-            for _ in range(self._config.io_threads):
-                now, left = left[:RECALLED], left[RECALLED:]
-                calls.append(self._threads.call(self._volume.texts, now))
+        portions = range(0, len(order), RECALLED)
+        at_once = self._config.io_threads
+        for first in range(0, len(portions), at_once):
+            if not self._is_open or self._clock() >= end:
+                break
+            calls = [
+                self._threads.call(
+                    self._volume.texts,
+                    [(slot, held[slot]) for slot in order[start : start + RECALLED]],
+                    lambda: self._clock() >= end,
+                )
+                for start in portions[first : first + at_once]
+            ]
             for chunks in await asyncio.gather(*calls):
                 found += chunks
         return found

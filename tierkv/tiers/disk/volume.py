@@ -171,16 +171,21 @@ class Volume:
             codec_by_id(expected.codec_id).decode(stored[0], parts)
         return len(header) + expected.stored_bytes
 
-    def texts(self, places: Iterable[tuple[int, bytes]]) -> list[Chunk]:
+    def texts(
+        self, places: Iterable[tuple[int, bytes]], is_late: Callable[[], bool]
+    ) -> list[Chunk]:
         """Keys and text of the chunks in these slots, without their KV.
 
         Left out are those that cannot be read: loading them would tell, and forget them.
 
         Args:
             places: slot, and the key that it holds.
+            is_late: asked before each; then it is enough.
         """
         header, chunks = self._scratch.header, []
         for slot, key in places:
+            if is_late():
+                break
             with contextlib.suppress(FormatError, EndOfFileError, OSError):
                 read_full(self._slab_fd, [header], self._offset(slot), step=self._step)
                 chunks.append(self._record.chunk(header, key))
