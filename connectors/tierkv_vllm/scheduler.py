@@ -126,7 +126,8 @@ class SchedulerSide:
         Idempotent: asked in every step until the request is admitted.
 
         Returns:
-            (None, False): not known yet, at most until the tiers' deadlines. (0, False): nothing.
+            (None, False): not known yet, at most until the tiers' deadlines, of the exact part and
+            then, if text from elsewhere is read, of room for it and of that. (0, False): nothing.
             (n, True): n tokens, verified in DRAM and leased, will be loaded asynchronously.
         """
         self.store.poll()

@@ -325,5 +325,6 @@ def test_random_traffic_leaves_nothing_behind(
         if name not in aborted:
             assert rig.outputs[name] == expected_output(prompt, count), name
     idle(rig)
-    assert served(rig) > 0
+    # Over a disk it depends on the time of reads.
+    assert served(rig) > (0 if seed % 2 else 3)
     assert not any(runner._drafts or runner._active for runner in rig.runners)

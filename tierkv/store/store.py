@@ -185,7 +185,8 @@ class Store:
     def recall(self, most: int, seconds: float) -> list[Chunk]:
         """What the tiers hold from an earlier run, as far as they can tell its text.
 
-        Blocks, about `seconds` at most: once, between `open` and the first request.
+        Blocks, for `seconds` and, if a tier hangs, a few more: once, between `open` and the first
+        request.
 
         Args:
             most: chunks to tell of.
@@ -227,7 +228,16 @@ class Store:
         Returns:
             A ticket to be polled and, whatever happens, released.
         """
-        ticket = LoadTicket(self._runs, chunks)
+        return self._begin(LoadTicket(self._runs, chunks), chunks)
+
+    def load_all(self, chains: Sequence[Sequence[Chunk]]) -> list[LoadTicket]:
+        """`load` of several parts of chains: what is read for one evicts nothing of the others."""
+        tickets = [LoadTicket(self._runs, chunks, hold=True) for chunks in chains]
+        pairs = zip(tickets, chains, strict=True)
+        return [self._begin(ticket, chunks) for ticket, chunks in pairs]
+
+    def _begin(self, ticket: LoadTicket, chunks: Sequence[Chunk]) -> LoadTicket:
+        """Start a ticket and count what it found."""
         found = ticket.begin()
         dram, add = self._dram.name, self._counters.add
         here = len(found.leased) + sum(isinstance(entry, int) for entry in found.entries)
@@ -246,17 +256,6 @@ class Store:
         if found.leased:
             self._reused.add(chunks, len(found.leased))
         return ticket
-
-    def load_all(self, chains: Sequence[Sequence[Chunk]]) -> list[LoadTicket]:
-        """`load` of several parts of chains: what is read for one does not evict another's."""
-        index = self._dram.index
-        slots = [index.get(chunk.key) for chunks in chains for chunk in chunks]
-        held = [slot for slot in slots if slot is not None]
-        for slot in held:
-            index.lease(slot)
-        tickets = [self.load(chunks) for chunks in chains]
-        self._runs.let_go(held)
-        return tickets
 
     def demand(self, chunks: Iterable[Chunk], own: Iterable[Chunk] = ()) -> Demand:
         """What a `load` of these would take of DRAM; nothing is held. About 0.5 µs a chunk.
@@ -400,6 +399,10 @@ class Store:
         get = self._dram.index.get
         found = [get(chunk.key) for chunk in chunks]
         self._dram.index.touch_run([slot for slot in found if slot is not None])
+        self.touch_below(chunks)
+
+    def touch_below(self, chunks: Sequence[Chunk]) -> None:
+        """As `touch`, in the tiers below DRAM alone."""
         if self._lowers:
             keys = [chunk.key for chunk in reversed(chunks)]
             for lower in self._lowers:

@@ -30,7 +30,8 @@ class LoadTicket:
         error: kind of the error, where the tier told one, else "".
     """
 
-    def __init__(self, runs: Runs, chunks: Sequence[Chunk]) -> None:
+    def __init__(self, runs: Runs, chunks: Sequence[Chunk], *, hold: bool = False) -> None:
+        """`hold`: lease all that is here at once, not only what the run has come to."""
         self.slots: list[int] = []
         self.sources: list[str] = []
         self.rest = ""
@@ -49,6 +50,10 @@ class LoadTicket:
         self._waits_for: LowerTier | None = None
         self._settled = False
         self._released = False
+        self._held: list[int] = []
+        if hold:
+            for chunk in chunks:
+                self._held += runs.dram.index.lease_run([chunk.key])
 
     @property
     def ready(self) -> int:
@@ -175,5 +180,7 @@ class LoadTicket:
             self.blame = blame
         self._runs.let_go(self._waiting)
         self._waiting.clear()
+        self._runs.let_go(self._held)
+        self._held.clear()
         # Once, and all together, so that a parent outlives its child whatever came when.
         self._runs.dram.index.touch_run(self.slots)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tierkv.errors import ErrorKind
@@ -80,6 +80,12 @@ class FaultyTier(Tier):
 
     async def open(self, namespace: bytes, layout: SlotLayout) -> TierReport:
         return await self.inner.open(namespace, layout)
+
+    async def describe(self, about: Mapping[str, str]) -> None:
+        await self.inner.describe(about)
+
+    async def recall(self, most: int, seconds: float) -> list[Chunk]:
+        return await self.inner.recall(most, seconds)
 
     def lookup(self, key: bytes) -> Presence:
         return self.inner.lookup(key)

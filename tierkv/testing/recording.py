@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tierkv.keys import Chunk
@@ -42,6 +42,15 @@ class RecordingTier(Tier):
         report = await self.inner.open(namespace, layout)
         self.calls.append(Call("open"))
         return report
+
+    async def describe(self, about: Mapping[str, str]) -> None:
+        await self.inner.describe(about)
+        self.calls.append(Call("describe"))
+
+    async def recall(self, most: int, seconds: float) -> list[Chunk]:
+        chunks = await self.inner.recall(most, seconds)
+        self.calls.append(Call("recall", tuple(chunk.key for chunk in chunks)))
+        return chunks
 
     def lookup(self, key: bytes) -> Presence:
         return self.inner.lookup(key)

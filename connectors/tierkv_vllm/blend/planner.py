@@ -42,6 +42,8 @@ logger = init_logger(__name__)
 
 GAIN_MEMORY = 0.2
 """Weight of the newest blend in what is known about their speed."""
+MAX_TOUCHED = 2048
+"""Chunks touched after a blend, donors and their contexts: a millisecond of the scheduler's."""
 PROBE_EVERY = 32
 """Blends that would not pay by what is known; each so many is tried anyway: things change."""
 
@@ -58,7 +60,7 @@ class Refusal(StrEnum):
     """Only the last, incomplete block would be approximate: its hash cannot be tainted."""
     MEMORY = "memory"
     GONE = "gone"
-    """Donors could not be read."""
+    """Donors could not be read, or there was no room for them in time."""
     CUT_SHORT = "cut_short"
     """vLLM admitted less than was offered."""
 
@@ -107,6 +109,11 @@ class _Query:
     plan: BlendPlan | None
     claim: BlendClaim | None = None
     settled: bool = False
+
+    @property
+    def waits(self) -> bool:
+        """For room."""
+        return self.plan is not None and self.claim is None
 
 
 class Planner:
@@ -171,6 +178,8 @@ class Planner:
         Returns:
             How many donors there are now.
         """
+        if not self._config.recall_deadline:
+            return 0
         found = self._store.recall(self._config.max_donors, self._config.recall_deadline)
         return self.donors.recall(found, scope)
 
@@ -200,7 +209,9 @@ class Planner:
         if query.claim is None:
             return True
         if not query.settled:
-            if not all(ticket.poll() for ticket in query.claim.tickets):
+            # All of them, settled or not: each has more to read when something has arrived.
+            settled = [ticket.poll() for ticket in query.claim.tickets]
+            if not all(settled):
                 return True
             self._settle(request_id, query)
         if query.claim is not None and self._is_crowded(query.plan):
@@ -209,11 +220,13 @@ class Planner:
 
     def _asked(self, tracked: TrackedRequest, exact: int, before: _Query | None) -> _Query:
         """A new question; one that was asked before with another beginning keeps its place."""
+        request_id = tracked.request.request_id
         plan = self._plan(tracked, exact)
-        asked_at = self._store.context.clock() if before is None else before.asked_at
-        if plan is None or (before is not None and before.claim is not None):
-            self.forget(tracked.request.request_id)
-        return _Query(exact, asked_at, plan)
+        if plan is not None and before is not None and before.waits:
+            self._room.wants_others(request_id)
+            return _Query(exact, before.asked_at, plan)
+        self.forget(request_id)
+        return _Query(exact, self._store.context.clock(), plan)
 
     def _claim(self, tracked: TrackedRequest, query: _Query) -> None:
         """Lease the donors and begin to read the others, once there is room for them."""
@@ -428,12 +441,18 @@ class Planner:
         return job.claim
 
     def _touch(self, plan: BlendPlan) -> None:
-        """Keep what was of use, with its context: after a restart its place follows from that."""
+        """Keep what was of use, with its context: after a restart its place follows from that.
+
+        In DRAM, where no place is ever lost, it was touched when it was leased.
+        """
         used: dict[bytes, Chunk] = {}
         for run in plan.runs:
-            donors = [*self.donors.context(run.donors[0]), *run.donors]
+            first = run.donors[0]
+            if len(used) + first.start // self._chunk_tokens + len(run.donors) > MAX_TOUCHED:
+                continue
+            donors = [*self.donors.context(first), *run.donors]
             used |= {donor.chunk.key: donor.chunk for donor in donors}
-        self._store.touch(list(used.values()))
+        self._store.touch_below(list(used.values()))
 
     @property
     def busy(self) -> bool:

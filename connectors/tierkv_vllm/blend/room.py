@@ -36,8 +36,8 @@ class Room:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        # Requests that wait, the first of them first, each with a chunk that it lacks.
-        self._line: dict[str, Chunk] = {}
+        # Requests that wait, the first of them first, each with a chunk that it lacks, if known.
+        self._line: dict[str, Chunk | None] = {}
         # Loads that may not have taken all the slots yet that they were granted.
         self._granted: dict[str, Sequence[LoadTicket]] = {}
 
@@ -52,7 +52,8 @@ class Room:
         """
         line = self._line
         ahead = next(iter(line), request_id) != request_id
-        if ahead and request_id in line and self._store.demand([line[request_id]]).missing:
+        lacked = line.get(request_id)
+        if ahead and lacked is not None and self._store.demand([lacked]).missing:
             return Answer.LATER  # not all counted again in every step, however many wait
         demand = self._store.demand(donors(), own)
         if demand.reads > demand.most:
@@ -66,6 +67,11 @@ class Room:
 
     def _promised(self) -> int:
         return sum(ticket.unclaimed for those in self._granted.values() for ticket in those)
+
+    def wants_others(self, request_id: str) -> None:
+        """The request's donors are others from now on; it keeps its place, if it has one."""
+        if request_id in self._line:
+            self._line[request_id] = None
 
     def granted(self, request_id: str, tickets: Sequence[LoadTicket]) -> None:
         """The loads that were begun upon `Answer.NOW`."""

@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from unittest import mock
 
 from tests.unit.store.rig import Rig, chain
 from tierkv.keys import Chunk
+from tierkv.store import tickets
 
 MakeRig = Callable[..., Rig]
 
@@ -71,12 +73,26 @@ def test_loads_at_once_do_not_evict_what_the_others_want(make_rig: MakeRig) -> N
     rig.pump()
     rig.disk.held.clear()
     rig.disk.give(*there)
-    tickets = rig.store.load_all([there, here])
-    assert [rig.settled(ticket).ready for ticket in tickets] == [4, 4]
-    rig.verify(tickets[0], there)
-    rig.verify(tickets[1], here)
-    for ticket in tickets:
-        ticket.release()
+    first, second = rig.store.load_all([there, here])
+    assert [rig.settled(ticket).ready for ticket in (first, second)] == [4, 4]
+    rig.verify(first, there)
+    rig.verify(second, here)
+    first.release()
+    second.release()
+
+
+def test_what_is_here_stays_for_a_run_that_takes_long_to_come_to_it(make_rig: MakeRig) -> None:
+    rig, chunks = make_rig(slots=12, policy="lru"), chain(12)
+    rig.saved(chunks[10:])
+    rig.pump()
+    rig.disk.held.clear()
+    rig.disk.give(*chunks[:10])
+    with mock.patch.object(tickets, "MAX_BEGUN", 2):
+        (ticket,) = rig.store.load_all([chunks])
+        assert rig.settled(ticket).ready == 12
+    rig.verify(ticket, chunks)
+    ticket.release()
+    assert rig.index.leased == 0
 
 
 def test_what_a_load_has_yet_to_take_is_told(make_rig: MakeRig) -> None:

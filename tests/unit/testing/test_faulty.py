@@ -8,6 +8,7 @@ from collections import Counter
 
 import pytest
 
+from tierkv.keys import Chunk
 from tierkv.pages.layout import SlotLayout
 from tierkv.testing.faulty import FaultyTier, InjectedError, Odds
 from tierkv.testing.may_forget import MayForget
@@ -142,6 +143,8 @@ def test_every_call_is_recorded_with_what_came_of_it() -> None:
         assert await tier.load(second, make_parts(LAYOUT)) == Result(Outcome.MISS)
         await tier.touch([first.key])
         await tier.probe([second.key])
+        await tier.describe({"model": "m"})
+        assert await tier.recall(10, 1.0) == []
         assert await tier.evict([first.key, second.key]) == 1
         assert await tier.clear() == 0
         assert tier.usage().chunks == 0
@@ -156,10 +159,28 @@ def test_every_call_is_recorded_with_what_came_of_it() -> None:
         Call("load", (second,), Outcome.MISS),
         Call("touch", (first,)),
         Call("probe", (second,)),
+        Call("describe"),
+        Call("recall"),
         Call("evict", (first, second)),
         Call("clear"),
         Call("close"),
     ]
+
+
+class Telling(MemoryTier):
+    """Knows some text from earlier."""
+
+    async def recall(self, most: int, seconds: float) -> list[Chunk]:
+        return CHUNKS[:most]
+
+
+def test_what_a_tier_tells_passes_through_the_wrappers() -> None:
+    async def test() -> None:
+        recording = RecordingTier(FaultyTier(Telling(), 1, Odds()))
+        assert await recording.recall(2, 1.0) == CHUNKS[:2]
+        assert recording.keys_of("recall") == [chunk.key for chunk in CHUNKS[:2]]
+
+    asyncio.run(test())
 
 
 def test_payloads_name_their_chunk_in_every_line() -> None:

@@ -7,9 +7,9 @@
 Order of a write: clear the slot's old entry, write the record, write its entry. What is torn by a
 crash in between is an empty entry, or a record that fails its checks.
 
-**Threads and ownership.** Starts no thread. `read`, `write` and `clear_entries` may run on any
-number of the tier's threads at once, for different slots; everything else is one call at a time.
-Each thread has its own scratch memory.
+**Threads and ownership.** Starts no thread. All methods block. `read`, `texts`, `write` and
+`clear_entries` may run on any number of the tier's threads at once, for different slots;
+everything else is one call at a time. Each thread has its own scratch memory.
 """
 
 from __future__ import annotations
