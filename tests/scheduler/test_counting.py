@@ -7,6 +7,7 @@ Each prompt has 300 tokens: four chunks of 64, and 44 more that make no chunk.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -20,7 +21,7 @@ from tests.scheduler.conftest import dram_and_disk, text
 from tests.scheduler.movers import FailingMover
 from tests.scheduler.rig import Rig
 from tests.scheduler.test_reuse import forget_engine_cache
-from tests.scheduler.test_ways_out import wrap_movers
+from tests.scheduler.test_ways_out import step_until, wrap_movers
 from tierkv.cli import top_text
 from tierkv.cli.top_view import Viewer
 from tierkv.errors import ErrorKind
@@ -203,7 +204,10 @@ def test_every_count_is_right_on_the_socket_on_the_page_and_in_top(
     rig, found = engine
     exporter = Exporter(rig)
     run_script(rig, found)
-    rig.step()
+    # Two looks are compared: nothing may be written behind between them.
+    assert rig.connector._scheduler.store.drain()
+    drained_at = time.time()
+    step_until(rig, lambda: found.request("snapshot")["time"] > drained_at, 1_000_000)
     told = found.request("snapshot")
     assert told["idle"]
     checked(told["metrics"])
