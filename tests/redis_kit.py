@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import random
 import shutil
 import signal
 import socket
@@ -43,13 +44,20 @@ needs_redis = pytest.mark.skipif(
 )
 
 
-def free_port(least: int = 20000, most: int = 50000) -> int:
-    """A port nobody listens on; the bus of a cluster node takes the one 10000 above."""
+PORTS = range(10240, 22000)
+"""Below those that the kernel gives to connections (from 32768 on), with `BUS` added too: else one
+of ours may take a port between the look at it and the server's start."""
+BUS = 10000
+"""The bus of a cluster node takes the port so far above."""
+
+
+def free_port() -> int:
+    """A port nobody listens on, nor on the one for its bus."""
     while True:
-        with socket.socket() as sock:
-            sock.bind(("127.0.0.1", 0))
-            port: int = sock.getsockname()[1]
-        if least <= port < most:
+        port = random.choice(PORTS)
+        with contextlib.suppress(OSError), socket.socket() as one, socket.socket() as other:
+            one.bind(("127.0.0.1", port))
+            other.bind(("127.0.0.1", port + BUS))
             return port
 
 
@@ -97,6 +105,7 @@ class RedisServer:
             said.append(line)
             if wait_for in line or "Sentinel ID is" in line:
                 return self
+        self.stop()
         raise AssertionError("redis-server ended:\n" + "".join(said))
 
     def kill(self, how: signal.Signals = signal.SIGKILL) -> None:
