@@ -24,6 +24,8 @@ C, D = text(911, 200), text(912, 200)
 FILLER = text(913, 16 * 64 + 10)
 OTHER = text(914, 40) + D + C + text(915, 40)
 """As SECOND, of two other documents: six donors each."""
+LESS = text(923, 10) + C[:128] + text(924, 20)
+"""Two donors."""
 
 
 class Full:
@@ -48,6 +50,26 @@ class Full:
         assert ticket.ready == count
         return ticket
 
+    def waiting(self, **behind: list[int]) -> LoadTicket:
+        """Four slots are left, SECOND waits for six, and these come after it."""
+        held = self.hold(12)
+        for name, prompt in {"second": SECOND, **behind}.items():
+            self.rig.add(name, prompt, 4)
+            self.rig.step()
+        assert "second" in self.line
+        return held
+
+    def all_served(self, held: LoadTicket, count: int) -> None:
+        """Given the room, everybody gets on, and nothing is left."""
+        held.release()
+        self.rig.run()
+        assert served(self.rig) == count
+        idle(self.rig)
+
+    @property
+    def line(self) -> list[str]:
+        return list(self.rig.planner._room._line)
+
     def taken(self) -> tuple[int, int]:
         """Slots leased, and being filled."""
         return self.store._dram.index.leased, self.store._dram.index.filling
@@ -59,9 +81,7 @@ def full(make_blend: MakeRig, tmp_path: Path) -> Full:
 
 
 def test_prompts_that_wait_for_room_hold_none_of_it(full: Full) -> None:
-    rig, held = full.rig, full.hold(12)
-    rig.add("second", SECOND, 4)
-    rig.add("other", OTHER, 4)
+    rig, held = full.rig, full.waiting(other=OTHER)
     for _ in range(5):
         rig.step()
     assert full.taken() == (12, 0)
@@ -77,16 +97,11 @@ def test_prompts_that_wait_for_room_hold_none_of_it(full: Full) -> None:
 
 
 def test_all_for_whom_there_is_room_begin(full: Full) -> None:
-    rig, held = full.rig, full.hold(12)
-    rig.add("second", SECOND, 4)
-    rig.add("other", OTHER, 4)
-    rig.step()
+    held = full.waiting(other=OTHER)
     held.release()
-    rig.step()
+    full.rig.step()
     assert sum(full.taken()) == 12
-    rig.run()
-    assert served(rig) == 2
-    idle(rig)
+    full.all_served(held, 2)
 
 
 def test_slots_that_a_claim_has_yet_to_take_are_no_room(full: Full) -> None:
@@ -94,7 +109,7 @@ def test_slots_that_a_claim_has_yet_to_take_are_no_room(full: Full) -> None:
     rig, held = full.rig, full.hold(9)
     with mock.patch.object(tickets, "MAX_BEGUN", 1):
         rig.add("second", SECOND, 4)
-        rig.add("less", text(923, 10) + C[:128] + text(924, 20), 4)
+        rig.add("less", LESS, 4)
         rig.step()
         # Four of the first one's six are under way; the other one needs two.
         assert sum(full.taken()) == 13
@@ -118,31 +133,20 @@ def test_a_prompt_whose_own_beginning_is_in_its_way_waits_for_nobody(full: Full)
 
 
 def test_who_has_waited_in_vain_lets_the_next_one_go(full: Full) -> None:
-    rig, held = full.rig, full.hold(12)
-    less = text(923, 10) + C[:128] + text(924, 20)
-    rig.add("second", SECOND, 4)
-    rig.add("less", less, 4)
-    rig.step()
-    assert list(rig.planner._room._line) == ["second", "less"]
+    rig, held = full.rig, full.waiting(less=LESS)
+    assert full.line == ["second", "less"]
     with mock.patch.object(rig.planner, "_patience", 0.0):
         assert rig.planner.offer(rig.connector._scheduler._requests["second"], 0) is None
     # At once, whenever vLLM admits it.
-    assert list(rig.planner._room._line) == ["less"]
+    assert full.line == ["less"]
     rig.run()
     assert refused(rig) == {"gone": 1}
-    assert rig.outputs["less"] == expected_output(less, 4)
-    assert served(rig) == 1
-    held.release()
-    idle(rig)
+    assert rig.outputs["less"] == expected_output(LESS, 4)
+    full.all_served(held, 1)
 
 
 def test_whose_donors_have_come_meanwhile_need_not_wait_for_the_first(full: Full) -> None:
-    rig, held = full.rig, full.hold(12)
-    less = text(923, 10) + C[:128] + text(924, 20)
-    rig.add("second", SECOND, 4)
-    rig.step()
-    rig.add("less", less, 4)
-    rig.step()
+    rig, held = full.rig, full.waiting(less=LESS)
     assert full.taken() == (12, 0)
     brought = full.store.load(full.stored[6:8])
     step_until(rig, brought.poll, 1_000_000)
@@ -150,17 +154,11 @@ def test_whose_donors_have_come_meanwhile_need_not_wait_for_the_first(full: Full
     assert served(rig) == 1
     assert "second" not in rig.running
     brought.release()
-    held.release()
-    rig.run()
-    assert served(rig) == 2
-    idle(rig)
+    full.all_served(held, 2)
 
 
 def test_who_finds_more_of_its_beginning_keeps_its_place(full: Full) -> None:
-    rig, held = full.rig, full.hold(12)
-    rig.add("second", SECOND, 4)
-    rig.add("other", OTHER, 4)
-    rig.step()
+    rig, held = full.rig, full.waiting(other=OTHER)
     asked_at = rig.planner._queries["second"].asked_at
     rig.add("beginning", SECOND[:40], 4)
     step_until(rig, lambda: "beginning" in rig.finished)
@@ -168,29 +166,19 @@ def test_who_finds_more_of_its_beginning_keeps_its_place(full: Full) -> None:
     # Two blocks of it are in vLLM's own cache now.
     assert rig.planner._queries["second"].exact == 32
     assert rig.planner._queries["second"].asked_at == asked_at
-    assert list(rig.planner._room._line) == ["second", "other"]
-    held.release()
-    rig.run()
-    assert served(rig) == 2
-    idle(rig)
+    assert full.line == ["second", "other"]
+    full.all_served(held, 2)
 
 
 def test_who_wants_other_donors_by_now_is_not_held_back_by_those_of_before(full: Full) -> None:
-    rig, held = full.rig, full.hold(12)
-    rig.add("second", SECOND, 4)
-    rig.step()
-    rig.add("mixed", D[:192] + FILLER[320:700] + text(926, 20), 4)
-    rig.step()
-    assert list(rig.planner._room._line) == ["second", "mixed"]
+    rig, held = full.rig, full.waiting(mixed=D[:192] + FILLER[320:700] + text(926, 20))
+    assert full.line == ["second", "mixed"]
     # What it lacks is computed by somebody else and is in vLLM's own cache: no donor any more.
     rig.add("computed", D[:192] + text(927, 20), 4, params=OFF)
     step_until(rig, lambda: "mixed" in rig.finished, 200)
     assert served(rig) == 1
     assert "second" not in rig.running
-    held.release()
-    rig.run()
-    assert served(rig) == 2
-    idle(rig)
+    full.all_served(held, 2)
 
 
 def test_time_for_which_a_claim_was_held_is_no_time_of_waiting(full: Full) -> None:
@@ -210,38 +198,26 @@ def test_time_for_which_a_claim_was_held_is_no_time_of_waiting(full: Full) -> No
 
 
 def test_who_came_first_is_first_even_if_others_need_less(full: Full) -> None:
-    rig, held = full.rig, full.hold(12)
-    less = text(917, 40) + C[:192] + text(918, 40)
-    rig.add("second", SECOND, 4)
-    rig.step()
-    rig.add("less", less, 4)
+    rig, held = full.rig, full.waiting(less=LESS)
     for _ in range(5):
         rig.step()
     assert full.taken() == (12, 0)
     rig.abort("second")
     rig.run()
     # Four slots are enough for it, once it is the first.
-    assert rig.outputs["less"] == expected_output(less, 4)
-    assert served(rig) == 1
-    held.release()
-    idle(rig)
+    assert rig.outputs["less"] == expected_output(LESS, 4)
+    full.all_served(held, 1)
 
 
 def test_what_is_in_dram_waits_for_nobody(full: Full) -> None:
-    rig, held = full.rig, full.hold(12)
     here = text(919, 40) + FILLER[:400] + text(920, 40)
-    rig.add("second", SECOND, 4)
-    rig.step()
-    rig.add("here", here, 4)
+    rig, held = full.rig, full.waiting(here=here)
     for _ in range(20):
         rig.step()
     assert rig.outputs["here"] == expected_output(here, 4)
     assert served(rig) == 1
     assert "second" not in rig.running
-    held.release()
-    rig.run()
-    assert served(rig) == 2
-    idle(rig)
+    full.all_served(held, 2)
 
 
 def test_donors_that_never_fit_are_not_waited_for(full: Full) -> None:

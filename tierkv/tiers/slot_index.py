@@ -77,7 +77,7 @@ class SlotIndex:
 
     def keys(self) -> Iterator[bytes]:
         """READY keys in no particular order. Do not change the index while iterating."""
-        return (key for key, slot in self._slots.items() if self._states[slot] == READY)
+        return (key for _, key in self.places())
 
     def places(self) -> Iterator[tuple[int, bytes]]:
         """READY slots and their keys, as `keys`."""
