@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
@@ -24,3 +25,12 @@ def make_rig() -> Iterator[Callable[..., Rig]]:
     with ExitStack() as stack:
         for rig in rigs:
             stack.callback(rig.close)
+
+
+@pytest.fixture
+def no_thread_is_left() -> Iterator[None]:
+    before = set(threading.enumerate())
+    yield
+    for thread in set(threading.enumerate()) - before:
+        thread.join(10)  # a disk tier's threads end by themselves soon after
+    assert set(threading.enumerate()) <= before
